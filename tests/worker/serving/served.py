@@ -3,7 +3,7 @@
 import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,14 +84,21 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    queue: FakeQueue | None = None, limits: Limits | None = None
+    queue: FakeQueue | None = None,
+    limits: Limits | None = None,
+    arrival: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> AsyncGenerator[Served]:
     """A server that is ready."""
     lifecycle, queue = Lifecycle(), queue or FakeQueue()
     found: Served
 
     service = Service(
-        "m", SIGNATURE, queue.submit, lambda: ServingReport(ready=True), lambda: found.alive
+        "m",
+        SIGNATURE,
+        queue.submit,
+        lambda: ServingReport(ready=True),
+        lambda: found.alive,
+        arrival,
     )
     server = Server(service, lifecycle, limits)
     lifecycle.enter(Stage.SERVING)

@@ -19,6 +19,7 @@ from gpujob_worker.serving.lifecycle import Lifecycle, Stage
 from gpujob_worker.serving.listening import bound_socket
 from gpujob_worker.serving.server import Server, Service
 from tests.worker.serving.served import SIGNATURE, SlowBackend, request_of
+from tests.worker.serving.test_parking import CountedMover
 
 QUEUED = 40
 
@@ -65,7 +66,7 @@ async def front(running: Running) -> AsyncGenerator[Served]:
         Batching(BatchingPolicy.IMMEDIATE, max_size=4),
         prior=BatchTime(1.0, 1.0),
     )
-    service = Service("m", SIGNATURE, batcher.submit, ServingReport, lambda: True)
+    service = Service("m", SIGNATURE, batcher.submit, ServingReport, lambda: True, batcher.arrival)
     server = Server(service, running.lifecycle)
     ending = Ending(
         requested=lambda: running.stops,
@@ -162,6 +163,34 @@ async def test_a_body_on_its_way_is_waited_for() -> None:
         assert b" 200 " in answer.splitlines()[0]
         assert b"Connection: close" in answer
         assert await asyncio.wait_for(found.ended, 60)
+
+
+async def test_a_request_whose_body_is_on_its_way_is_answered_before_it_parks() -> None:
+    running, mover = Running(SlowBackend()), CountedMover()
+    running.backend.release.set()
+    async with front(running) as found:
+        found.batcher.parks_by(mover, lambda: None)
+        body = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}'
+        port = int(found.url.split(":")[2].split("/")[0])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body[:10])
+        await until(lambda: found.server.intake.arriving)
+        found.batcher.park(True)
+        # Others are answered meanwhile.
+        assert (await found.infer(3.0))[0] == 200
+        assert mover.moves == []
+        writer.write(body[10:])
+        assert b" 200 " in await asyncio.wait_for(reader.readline(), 60)
+        writer.close()
+        await until(lambda: found.batcher.is_parked)
+        status, answer = await found.infer(1.0)
+        assert (status, answer["error"].split(":")[0]) == (503, "parked")
+        found.batcher.park(False)
+        await until(lambda: not found.batcher.is_parked)
+        await until(lambda: found.batcher.statistics().parked_seconds is None)
+        assert (await found.infer(1.0))[0] == 200
+    assert mover.moves == ["park", "wake"]
 
 
 async def test_a_poisoned_request_fails_alone() -> None:

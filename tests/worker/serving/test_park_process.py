@@ -11,6 +11,7 @@ import pytest
 from gpujob_api.report import Reply, StopRequest
 from gpujob_api.settings import EXIT_INTERRUPTED_SAVED
 from tests.harness.report_receiver import Operator
+from tests.worker.serving import test_serve_process
 from tests.worker.serving.test_serve_process import Replica, new_client, replica, until_ready
 
 pytestmark = pytest.mark.timeout(400)
@@ -20,6 +21,19 @@ import torch
 import gpujob_worker
 torch.manual_seed(0)
 gpujob_worker.serve(torch.nn.Linear(4, 2), torch.zeros(8, 4), name="m")
+"""
+# The first attempt to wake fails with the error in its argument.
+FAILING = f"""
+import sys
+import torch
+from gpujob_worker.serving.weights import Weights
+wake, errors = Weights.wake, [getattr(torch, sys.argv[1], RuntimeError)(sys.argv[2])]
+def fails(weights):
+    if errors:
+        raise errors.pop()
+    wake(weights)
+Weights.wake = fails
+{SCRIPT}
 """
 COMMAND = [sys.executable, "-c", SCRIPT]
 BODY = {
@@ -90,19 +104,60 @@ async def test_a_parked_process_refuses_requests_and_answers_alike_once_awake(
 
 
 @pytest.mark.parametrize("by_operator", [True, False])
-async def test_a_stop_while_parked_ends_the_process_as_drained(
-    tmp_path: Path, operator: Operator, by_operator: bool
+async def test_a_stop_while_parked_drains_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, operator: Operator, by_operator: bool
 ) -> None:
+    """Nobody sends requests to it, so it does not wait for those who have not learned of it."""
+    monkeypatch.setattr(test_serve_process, "DELAY_SECONDS", 600.0)
     reply(operator, park=True)
-    with replica(COMMAND, tmp_path, operator.url) as found:
+    grace = {"GPUJOB_GRACE_SECONDS": "1200"}
+    with replica(COMMAND, tmp_path, operator.url, **grace) as found:
         async with new_client() as session:
             await until_ready(session, found)
         await until(lambda: is_parked(operator))
         if by_operator:
-            reply(operator, True, StopRequest("Reclaimed", 60.0))
+            reply(operator, True, StopRequest("Reclaimed", 1200.0))
         else:
             found.process.terminate()
         _, errors = await asyncio.to_thread(found.process.communicate, timeout=120)
         assert found.process.returncode == EXIT_INTERRUPTED_SAVED, errors
         assert "Traceback" not in errors
         assert "gpujob: parked: 40 B in the host's memory" in errors
+
+
+async def test_a_wake_without_memory_is_tried_again(tmp_path: Path, operator: Operator) -> None:
+    reply(operator, park=True)
+    command = [sys.executable, "-c", FAILING, "OutOfMemoryError", "CUDA out of memory"]
+    with replica(command, tmp_path, operator.url) as found:
+        async with new_client() as session:
+            await until_ready(session, found)
+            await until(lambda: is_parked(operator))
+            reply(operator, park=False)
+            await until(lambda: not is_parked(operator))
+            assert (await infer(session, found))[0] == 200
+        found.process.terminate()
+        _, errors = await asyncio.to_thread(found.process.communicate, timeout=120)
+    lines = [line for line in errors.splitlines() if "parked" in line or "awake" in line]
+    assert lines[1] == (
+        "gpujob: still parked, until the next attempt: OutOfMemoryError: CUDA out of memory"
+    )
+    assert lines[2].startswith("gpujob: awake")
+    assert found.process.returncode == EXIT_INTERRUPTED_SAVED
+
+
+async def test_a_wake_with_another_error_ends_the_process(
+    tmp_path: Path, operator: Operator
+) -> None:
+    reply(operator, park=True)
+    command = [sys.executable, "-c", FAILING, "RuntimeError", "CUDA error: no such device"]
+    with replica(command, tmp_path, operator.url) as found:
+        async with new_client() as session:
+            await until_ready(session, found)
+        await until(lambda: is_parked(operator))
+        reply(operator, park=False)
+        _, errors = await asyncio.to_thread(found.process.communicate, timeout=120)
+        assert found.process.returncode == 1
+        failure = found.report.failure
+    assert "RuntimeError: CUDA error: no such device" in errors
+    assert failure is not None
+    assert "CUDA error: no such device" in failure.message

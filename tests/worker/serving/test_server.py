@@ -3,11 +3,12 @@
 import asyncio
 import gzip
 import json
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
-from gpujob_worker.serving.batcher import Draining, Overloaded
+from gpujob_worker.serving.batcher import Draining, Overloaded, Parked
 from gpujob_worker.serving.intake import Limits
 from gpujob_worker.serving.lifecycle import Stage
 from gpujob_worker.serving.messages import HEADER_LENGTH
@@ -211,6 +212,21 @@ async def test_overload_is_503_with_the_seconds_after_which_to_try_again() -> No
     ):
         assert (response.status, response.headers["Retry-After"]) == (503, "2")
         assert "overloaded" in (await response.json())["error"]
+
+
+async def test_a_parked_process_refuses_before_it_reads_and_stays_ready() -> None:
+    def refuse() -> AbstractContextManager[None]:
+        raise Parked
+
+    async with served(FakeQueue(refusal=AssertionError("it was read")), arrival=refuse) as found:
+        async with found.client.post(INFER, data=b"no JSON") as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "1")
+            error = (await response.json())["error"]
+        assert error == "parked: the operator wakes it for a request that comes through the gate"
+        assert found.server.intake.refused == 0, "that would count as load"
+        assert found.server.intake.requests == 0
+        assert (await get(found, "/v2/health/ready"))[0] == 200
+        assert (await get(found, "/v2/health/live"))[0] == 200
 
 
 async def test_too_many_samples_are_the_requests_fault() -> None:

@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 
-from gpujob_api.report import TERMINATION_MESSAGE_BYTES_MAX, Report, WorkerPhase
+from gpujob_api.report import TERMINATION_MESSAGE_BYTES_MAX, Reply, Report, WorkerPhase
 from gpujob_api.serving import (
     CANDIDATES_MAX,
     BackendName,
@@ -16,6 +16,8 @@ from gpujob_api.serving import (
     ServingReport,
 )
 from gpujob_api.settings import Precision
+from gpujob_worker.run.environment import Environment
+from gpujob_worker.run.session import Session
 from gpujob_worker.serving.batcher import Batcher
 from gpujob_worker.serving.lifecycle import Lifecycle, Stage
 from gpujob_worker.serving.metrics import metrics_text
@@ -39,11 +41,19 @@ KNOWN = BatcherStatistics(
     batch_samples=8.0,
     time=BatchTime(1.5, 0.25),
     policy=BatchingPolicy.DEADLINE,
+    can_park=True,
+    parked_seconds=12.5,
 )
 
 
 class KnownBatcher:
     shared = False
+
+    def __init__(self) -> None:
+        self.parks: list[bool] = []
+
+    def park(self, parks: bool) -> None:
+        self.parks.append(parks)
 
     def statistics(self) -> BatcherStatistics:
         return KNOWN
@@ -60,9 +70,12 @@ def test_a_report_from_loading_to_the_end() -> None:
     assert not batcher.shared
     state.counts_refusals(lambda: 10)
     assert not state.report().ready
+    assert not state.report().can_park, "it answers nothing yet"
     state.lifecycle.enter(Stage.SERVING)
     assert state.report() == ServingReport(
         ready=True,
+        can_park=True,
+        parked_seconds=12.5,
         answered=12_345_678,
         failed=2,
         refused=13,
@@ -84,6 +97,25 @@ def test_a_report_from_loading_to_the_end() -> None:
     )
     state.lifecycle.enter(Stage.DRAINING)
     assert not state.report().ready
+    assert not state.report().can_park
+
+
+def test_replies_park_and_wake_what_answers_and_nothing_else() -> None:
+    state, batcher = ServingState(Lifecycle()), KnownBatcher()
+    session = Session(Environment())
+    session.serves(state.report, state.share, state.park)
+    reply = session.reporter._on_reply
+    reply(Reply(park=True))
+    state.serves(cast("Batcher", batcher), "Eager", Precision.FLOAT32)
+    reply(Reply(park=True))
+    assert batcher.parks == [], "it is loading"
+    state.lifecycle.enter(Stage.SERVING)
+    for park in (None, True, None, False):
+        reply(Reply(park=park))
+    assert batcher.parks == [True, False]
+    state.lifecycle.enter(Stage.DRAINING)
+    reply(Reply(park=True))
+    assert batcher.parks == [True, False], "its requests are accepted until the end"
 
 
 def test_stages_only_move_forward() -> None:
@@ -99,6 +131,8 @@ def test_every_metric_has_its_type_and_exact_counts() -> None:
     report = ServingReport(ready=True, latency=KNOWN.latency, within_objective_percent=99.5)
     text = metrics_text(report, {200: 12_345_678, 503: 1}, 7)
     lines = text.splitlines()
+    assert "gpujob_serving_parked 0" in lines
+    assert "gpujob_serving_parked 1\n" in metrics_text(ServingReport(parked_seconds=0.0), {}, 0)
     assert 'gpujob_serving_responses_total{code="200"} 12345678' in lines
     assert 'gpujob_serving_latency_seconds{quantile="0.99"} 0.003' in lines
     assert "gpujob_serving_requests_in_progress 7" in lines
