@@ -147,6 +147,35 @@ def test_the_memory_of_the_process_falls_and_none_is_taken_twice() -> None:
     assert int(values.sum()) == total
 
 
+def test_pinned_memory_is_restored_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, but that the memory is not pinned."""
+    empty = torch.empty
+
+    def pageable(*size: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
+        del pin_memory
+        return empty(*size, **more)
+
+    monkeypatch.setattr(torch, "empty", pageable)
+    monkeypatch.setattr(module, "_File", module._Pinned)
+    monkeypatch.setattr(module, "PART_BYTES", 64)
+    model = nn.Sequential(nn.Linear(7, 9), nn.Linear(9, 5))
+    tensors = [*model.parameters()]
+    before = [tensor.detach().clone() for tensor in tensors]
+    weights = Weights(model)
+    # 252 B are three parts of 64 B and one of 60, 180 B two and one of 52, 36 and 20 B one each.
+    assert weights.host_bytes == 4 * 64 + 64 + 3 * 64 + 32
+    for fails in (True, False, False):
+        weights.park()
+        if fails:
+            with monkeypatch.context() as patch:
+                patch.setattr(module._Pinned, "restore", failing(5, module._Pinned.restore))
+                with pytest.raises(torch.OutOfMemoryError):
+                    weights.wake()
+        assert sizes(*tensors) == [0] * 4
+        weights.wake()
+        assert all(map(torch.equal, tensors, before))
+
+
 def failing(after: int, real: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `real`, which fails for lack of memory from the call of this number on."""
     calls = iter(range(after))
