@@ -5,7 +5,7 @@ Reasons whose message already ends with the next step have none here.
 
 from collections.abc import Mapping
 
-from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.report import FailureClass
 from gpujob_operator.decide.model.conditions import SCHEDULED, find
 from gpujob_operator.decide.model.pending_reasons import PendingReason
@@ -31,9 +31,15 @@ OF_PENDING: Mapping[PendingReason, str] = {
     PendingReason.OVER_QUOTA: "wait for jobs of the queue (kubectl gpujob queue {queue}), or have "
     "its quota raised",
     PendingReason.INSUFFICIENT_CAPACITY: "wait: kubectl gpujob simulate {name} -n {namespace} "
-    "shows when it starts. A lower spec.gpu.memory may start it sooner",
+    "shows when it starts",
     PendingReason.PREEMPTING: "nothing to do: the job starts when the stopped ones have ended",
 }
+# Added for a job whose limit decides, and for one of which nothing was measured.
+_LOWER_LIMIT = ". A lower spec.gpu.memory, its limit, may start it sooner"
+_LIMIT = (
+    ". If it needs less than a whole GPU, spec.sharing.mode Shared with spec.gpu.memory as its "
+    "limit may start it sooner"
+)
 OF_FAILED: Mapping[FailureClass, str] = {
     FailureClass.OUT_OF_MEMORY: "run it again with a smaller batch, or on GPUs with more memory",
     FailureClass.HOST_OUT_OF_MEMORY: "run it again with a higher memory limit of the container",
@@ -58,7 +64,21 @@ def next_step(job: GPUJob) -> str:
         reasons = {reason.value: reason for reason in PendingReason}
         reason = reasons.get(scheduled.reason) if scheduled is not None else None
         text = OF_PENDING[reason] if reason is not None else ""
+        if reason is PendingReason.INSUFFICIENT_CAPACITY:
+            text += _with_less_memory(job)
     elif status.phase is JobPhase.FAILED and status.failure is not None:
         text = OF_FAILED[status.failure.failure_class]
     metadata = job.metadata
     return text.format(name=metadata.name, namespace=metadata.namespace, queue=job.spec.queue)
+
+
+def _with_less_memory(job: GPUJob) -> str:
+    """Returns how the job may start with less memory, or "".
+
+    The request decides only as a limit. A measured job reserves what it was measured to use.
+    """
+    mode = job.spec.sharing.mode
+    if mode is SharingMode.SHARED and job.spec.gpu.memory is not None:
+        return _LOWER_LIMIT
+    may_share = mode is not SharingMode.EXCLUSIVE and job.spec.gpus_per_worker == 1
+    return _LIMIT if may_share and job.status.measurement is None else ""
