@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
-from gpujob_api.gpujob import GPUJob, JobPhase, ReservationSource, StopReason
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, ReservationSource, StopReason
 from gpujob_api.quantities import GIB
 from gpujob_api.report import FailureClass
 from gpujob_operator.decide.capacity.sites import NodeFacts, WorkerSite
 from gpujob_operator.decide.lifecycle.attempt import advance
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
+from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.notices import NodeNotice, NoticeKind
+from gpujob_operator.decide.model.placement_record import placed_status, record_of
 from gpujob_operator.decide.model.plan import NextStep
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.workers import job_pods_of, with_pod_uids
@@ -256,3 +258,21 @@ def test_a_measured_job_makes_room() -> None:
     assert held.source is ReservationSource.MEASURED
     assert held.memory_bytes == GIB + 256 * 1024**2
     assert done.events[0].reason == "ReservationMeasured"
+
+
+def test_the_message_of_the_placement_has_the_present_reservation() -> None:
+    new = make_job(memory_bytes=8 * GIB)
+    job = replace(new, status=placed_status(new, record_of(running(new)), attempt=1))
+    job = with_status(job, phase=JobPhase.RUNNING)
+    report = received(job, make_report(), at=9)
+    early = step(job, make_pod(job), report=report, usage=used(GIB, samples=1)).status
+    assert "reserves 24 GiB on each GPU (WholeGPU)" in placement_text(early)
+    measured = step(job, make_pod(job), report=report, usage=used(GIB, samples=5)).status
+    assert "reserves 1.25 GiB on each GPU (Measured)" in placement_text(measured)
+    assert "the job was measured to use less" in placement_text(measured)
+
+
+def placement_text(status: GPUJobStatus) -> str:
+    found = conditions.find(status, conditions.SCHEDULED)
+    assert found is not None
+    return found.message

@@ -60,7 +60,11 @@ from gpujob_operator.decide.model.grace import (
     grace_seconds,
     past_grace,
 )
-from gpujob_operator.decide.model.placement_record import STARTING_MESSAGE
+from gpujob_operator.decide.model.placement_record import (
+    STARTING_MESSAGE,
+    placement_message,
+    record_of,
+)
 from gpujob_operator.decide.model.plan import CreatePod, EventNote, EventType, NextStep
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import rule_of
@@ -274,6 +278,10 @@ def _running(
     events = (*milestones(job.status, status, report, attempt_mode(job)), *events)
     events = (*events, *first_yield(job.status, inputs.yielding))
     writer = ConditionWriter(job, status, now)
+    if status.reservation != job.status.reservation:
+        # The message has the reservation and its source.
+        text = placement_message(job, record_of(replace(job, status=status)), status.attempt)
+        writer.set(conditions.SCHEDULED, True, "Placed", text)
     untuned.while_it_runs(job, status, inputs.report, usage, configuration, writer)
     since = status.progressed_at or now
     left = job.spec.retry.hang_timeout_seconds - (now - since).total_seconds()
