@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import Counters, GPUJob, GPUJobStatus, StopReason
-from gpujob_api.meta import Condition
+from gpujob_api.meta import LABEL_REVISION, Condition
 from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport, Protection, Report, ResumeRefused
+from gpujob_api.serving import ServingReport
 from gpujob_api.settings import EXIT_INTERRUPTED_UNSAVED
 from gpujob_operator.decide.lifecycle.retry import FRUITLESS_INTERRUPTIONS_MAX
 from gpujob_operator.decide.model import conditions
@@ -168,6 +169,30 @@ def test_the_end_of_an_attempt_announces_what_is_lost(job: GPUJob, text: str) ->
     running_condition = conditions.find(status, conditions.RUNNING)
     assert running_condition is not None
     assert running_condition.message == f"{announced}rescheduling"
+
+
+@pytest.mark.parametrize(
+    ("serving", "exit_code", "text"),
+    [
+        (ServingReport(), 143, "all accepted requests were answered; "),
+        # The time was over first, and an engine of the user's own that SIGTERM ended.
+        (ServingReport(), 144, ""),
+        (None, 143, ""),
+    ],
+)
+def test_a_replica_has_nothing_to_resume(
+    serving: ServingReport | None, exit_code: int, text: str
+) -> None:
+    stop = StopReason("NodeReclaimed", "node n0 is being reclaimed", after(AT + 30))
+    job = attempt(None, stop=stop)
+    labels = {LABEL_REVISION: "0a1b2c"}
+    job = replace(job, metadata=replace(job.metadata, labels=labels))
+    report = make_report(serving=serving)
+    _, [note] = decided(job, report=report, exit_code=exit_code, words=True)
+    assert note.message == (
+        f"attempt 1: interrupted (node n0 is being reclaimed); {text}its service starts another "
+        "replica; rescheduling"
+    )
 
 
 def test_a_suspended_job_is_not_rescheduled() -> None:

@@ -10,6 +10,7 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.quantities import format_count
 from gpujob_api.report import FailureClass
+from gpujob_api.settings import EXIT_INTERRUPTED_SAVED
 from gpujob_api.start_refusal import OthersStopped
 from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.cost import cost_so_far
@@ -67,7 +68,8 @@ def end_attempt(
     else:
         decide = interrupted if outcome.end is AttemptEnd.INTERRUPTED else retry_decision
         decision = decide(job, outcome, configuration, now)
-        step = _retry_or_fail(job, outcome, decision, configuration, now)
+        drained = _is_drained(pods, received)
+        step = _retry_or_fail(job, outcome, decision, configuration, now, is_drained=drained)
     refused = refusal(before, ended, received.report if received is not None else None)
     return replace(step, events=(*refused, *step.events)) if refused else step
 
@@ -134,17 +136,29 @@ def _succeeded(job: GPUJob, received: ReceivedReport | None, now: datetime) -> N
     return NextStep(status, events=(EventNote("Succeeded", text),))
 
 
+def _is_drained(pods: tuple[PodView, ...], received: ReceivedReport | None) -> bool:
+    """Returns whether a server answered all requests that it had accepted.
+
+    The exit code alone is also that of a process without our worker which SIGTERM ends.
+    """
+    serves = received is not None and received.report.serving is not None
+    return serves and bool(pods) and all(pod.exit_code == EXIT_INTERRUPTED_SAVED for pod in pods)
+
+
 def _retry_or_fail(
     job: GPUJob,
     outcome: Outcome,
     decision: RetryDecision,
     configuration: Configuration,
     now: datetime,
+    *,
+    is_drained: bool,
 ) -> NextStep:
     if outcome.failure is not None:
         cause = outcome.failure.message
     else:
-        cause = _why_interrupted(job, outcome, decision, configuration)
+        after = after_an_interruption(job, configuration, is_drained=is_drained)
+        cause = _why_interrupted(job, outcome, decision, after)
     kind = outcome.failure.failure_class.value if outcome.failure else _kind_of(job, outcome)
     text = f"attempt {job.status.attempt}: {cause}; {decision.message}"
     status = changed(
@@ -224,9 +238,8 @@ def _kind_of(job: GPUJob, interruption: Outcome) -> str:
     return stop.reason if stop is not None and rule_of(stop).is_refusal else "Interrupted"
 
 
-def _why_interrupted(
-    job: GPUJob, outcome: Outcome, decision: RetryDecision, configuration: Configuration
-) -> str:
+def _why_interrupted(job: GPUJob, outcome: Outcome, decision: RetryDecision, after: str) -> str:
+    """Returns the cause. `after` is what follows if there is another attempt."""
     stop = job.status.stop
     what = stop.message if stop else outcome.ended_by or "the pods are gone"
     if outcome.lost_node:
@@ -237,7 +250,7 @@ def _why_interrupted(
         return what
     if not decision.retry:
         return f"interrupted ({what})"
-    return f"interrupted ({what}); {after_an_interruption(job, configuration)}"
+    return f"interrupted ({what}); {after}"
 
 
 def _others_stopped(job: GPUJob, outcome: Outcome) -> OthersStopped | None:

@@ -7,6 +7,7 @@ was saved or refused. Each is posted once, with the write that shows it.
 from collections.abc import Iterator
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
+from gpujob_api.meta import LABEL_REVISION
 from gpujob_api.quantities import format_count, format_memory
 from gpujob_api.report import CheckpointReport, Report, WorkerPhase
 from gpujob_api.settings import OptimizeMode, TunedSettings
@@ -85,8 +86,16 @@ def first_yield(before: GPUJobStatus, yielding: Yielding | None) -> tuple[EventN
     return (EventNote("YieldsToService", yielding_message(yielding)),)
 
 
-def after_an_interruption(job: GPUJob, configuration: Configuration) -> str:
-    """Returns what the next attempt starts with, and what is lost."""
+def after_an_interruption(
+    job: GPUJob, configuration: Configuration, *, is_drained: bool = False
+) -> str:
+    """Returns what the next attempt starts with, and what is lost.
+
+    A replica of a service has nothing to resume. `is_drained`: it answered what it had accepted.
+    """
+    if LABEL_REVISION in job.metadata.labels:
+        answered = "all accepted requests were answered; " if is_drained else ""
+        return f"{answered}its service starts another replica"
     saved = durable_checkpoint(job, configuration)
     if saved is not None:
         return f"checkpoint at step {saved.step} saved"
