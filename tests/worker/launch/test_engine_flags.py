@@ -14,7 +14,15 @@ from gpujob_api.quantities import GIB, MIB
 from gpujob_worker import __main__ as program
 from gpujob_worker.device.cuda_context import CONTEXT_BYTES_ASSUMED
 from gpujob_worker.device.nvml import visible_memory_bytes
-from gpujob_worker.launch.engine_flags import SGLANG, VLLM, Engine, engine_of, hold, with_flag
+from gpujob_worker.launch.engine_flags import (
+    SGLANG,
+    VLLM,
+    Engine,
+    engine_of,
+    hold,
+    placed_at,
+    with_flag,
+)
 from tests.harness.fake_nvml import FakeGPU, FakeNvml
 
 pytestmark = pytest.mark.any_torch
@@ -134,6 +142,32 @@ def test_a_reservation_that_permits_no_fraction_is_named(limit: int) -> None:
     assert held.line.endswith("of 80 GiB are reserved")
 
 
+@pytest.mark.parametrize("command", [SERVE, API_SERVER, LAUNCH])
+def test_an_engine_on_a_process_node_listens_on_the_address_of_its_replica(
+    command: Sequence[str],
+) -> None:
+    placed = placed_at(command, "127.9.0.4")
+    assert placed.command == [*command, "--host", "127.9.0.4"]
+    assert placed.line.endswith(": --host 127.9.0.4, the replica's address")
+
+
+@pytest.mark.parametrize("flag", [["--host", "0.0.0.0"], ["--host=0.0.0.0"]])
+def test_an_address_in_the_command_stays_and_the_line_names_the_other_one(flag: list[str]) -> None:
+    placed = placed_at([*SERVE, *flag], "127.9.0.4")
+    assert placed.command == [*SERVE, *flag]
+    assert "--host 127.9.0.4" in placed.line
+
+
+@pytest.mark.parametrize(
+    ("command", "host"),
+    [(SERVE, "10.0.0.7"), (SERVE, ""), (SERVE, "node-1"), (["/usr/bin/python", "x"], "127.9.0.4")],
+)
+def test_elsewhere_an_engine_keeps_its_addresses(command: Sequence[str], host: str) -> None:
+    """A pod's own network has room for all addresses, and port-forward needs the local one."""
+    placed = placed_at(command, host)
+    assert (placed.command, placed.line) == (command, "")
+
+
 class Nvml(FakeNvml):
     def nvmlShutdown(self) -> None:  # noqa: N802
         self.inits -= 1
@@ -193,11 +227,12 @@ def test_the_engine_is_started_with_the_flag(
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "GPU-b")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("GPUJOB_SETTINGS", f'{{"mode": "{mode}"}}')
+    monkeypatch.setenv("GPUJOB_SERVING_HOST", "127.9.0.4")
 
     def execve(path: str, words: list[str], environment: dict[str, str]) -> None:
         started.append(words)
 
     monkeypatch.setattr("os.execve", execve)
     assert program.main(["--", str(engine), "serve", "m"]) == 0
-    assert started == [[str(engine), *expected]]
+    assert started == [[str(engine), *expected, "--host", "127.9.0.4"]]
     assert (": --gpu-memory-utilization 0.250, " in capsys.readouterr().err) == (mode == "Auto")

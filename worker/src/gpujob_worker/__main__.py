@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 
 from gpujob_api.codec import FieldError
+from gpujob_api.serving import ENV_SERVING_HOST
 from gpujob_api.settings import ENV_SETTINGS, OptimizeMode
 from gpujob_worker.device.cpu_cores import keep_to_cores
 from gpujob_worker.device.nvml import visible_memory_bytes
 from gpujob_worker.launch.command import hooked, ignores_path, resolved, runs_python
-from gpujob_worker.launch.engine_flags import hold
+from gpujob_worker.launch.engine_flags import hold, placed_at
 from gpujob_worker.launch.forwarder import adopts_orphans, run_as_child
 from gpujob_worker.options import ENV_OPTIONS, parser, read_options
 from gpujob_worker.run.environment import Environment, read_environment
@@ -65,13 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _held(program: list[str], values: Environment) -> list[str]:
     """Returns the command. An engine on a shared GPU gets its memory flag, except in modes that
-    change nothing.
+    change nothing. One on a process node gets its address.
     """
     limit_bytes = values.memory_limit_bytes if values.settings.mode is OptimizeMode.AUTO else None
     held = hold(program, limit_bytes, lambda: visible_memory_bytes(os.environ))
-    if held.line:
-        sys.stderr.write(f"gpujob-run: {held.line}\n")
-    return list(held.command)
+    placed = placed_at(held.command, os.environ.get(ENV_SERVING_HOST, ""))
+    for line in filter(None, (held.line, placed.line)):
+        sys.stderr.write(f"gpujob-run: {line}\n")
+    return list(placed.command)
 
 
 def _without(words: list[str], flags: tuple[str, ...], valued: tuple[str, ...]) -> list[str]:

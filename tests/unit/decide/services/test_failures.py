@@ -2,6 +2,8 @@
 
 import itertools
 
+import pytest
+
 from gpujob_api.gpuservice import Replicas
 from tests.harness.builders import make_template
 from tests.harness.services import ServiceWorld, make_service
@@ -39,6 +41,22 @@ def test_the_condition_has_the_last_line_of_the_script_and_the_command_for_its_l
     assert f"kubectl gpujob logs {name} -n team" in message
     [note] = [note for step in scene.steps for note in step.events if note.reason == "ReplicaEnded"]
     assert "10 s" in note.message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "OSError: [Errno 98] Address already in use",
+        "error while attempting to bind on ('0.0.0.0', 8000): address already in use",
+    ],
+)
+def test_an_address_in_use_names_the_address_of_the_replica(message: str) -> None:
+    scene = world(2).run(5)
+    scene.fail(scene.ready()[0].job.metadata.name, message)
+    scene.run(1)
+    found = scene.condition("Ready")[2]
+    assert f"{message}; if replicas share a host" in found
+    assert "GPUJOB_SERVING_HOST" in found
 
 
 def test_a_replica_that_answers_ends_the_count_of_failures() -> None:

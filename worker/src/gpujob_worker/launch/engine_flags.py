@@ -1,4 +1,5 @@
-"""Holds inference engines on a shared GPU to their reservation, through their own memory flags.
+"""Holds inference engines on a shared GPU to their reservation, through their own memory flags, and
+replicas on one host to their own addresses.
 
 vLLM: `--gpu-memory-utilization`, a fraction of the GPU's memory for all of one instance, 0.92 by
 default. `--kv-cache-memory-bytes` takes its place. Source: vllm/config/cache.py, commit 002f10e0.
@@ -8,10 +9,14 @@ come in addition. Source: docs/advanced_features/hyperparameter_tuning.md, commi
 fraction is of the memory that is free at the start, so beside others the engine takes less than
 its reservation. Source: model_runner_kv_cache_mixin.py, commit 001ccef0.
 
+Both listen on the address after `--host`. On process nodes pods share a host, and the second
+replica could not listen on all of its addresses.
+
 The CUDA context of the engine is assumed to be counted by neither. No engine was run with these
 flags.
 """
 
+import ipaddress
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +27,7 @@ from gpujob_worker.device.cuda_context import CONTEXT_BYTES_ASSUMED
 _THOUSANDTHS = 1000
 # argparse accepts a flag's prefix. A shorter word is not taken for one.
 _PREFIX_MIN = len("--gpu-")
+_HOST = "--host"
 _OPTIONS_WITH_VALUE = ("-W", "-X")
 
 
@@ -71,6 +77,28 @@ def hold(command: Sequence[str], limit_bytes: int | None, total_bytes: Callable[
         reason = f"the GPU's memory is not known: {type(error).__name__}: {error}"
         return Held(command, f"{engine.name}: without {engine.flag}, because {reason}")
     return with_flag(command, engine, limit_bytes, total)
+
+
+def placed_at(command: Sequence[str], host: str) -> Held:
+    """Returns the command, with `--host` if it starts an engine on a process node.
+
+    `host` is the address of the pod. It is a loopback address there, and only there.
+    """
+    engine = engine_of(command)
+    if engine is None or not _is_loopback(host):
+        return Held(command)
+    given = next((word for word in command[1:] if word.partition("=")[0] == _HOST), None)
+    if given is not None:
+        text = f"the address is that of the command; of several replicas each needs {_HOST} {host}"
+        return Held(command, f"{engine.name}: {text}, its own")
+    return Held([*command, _HOST, host], f"{engine.name}: {_HOST} {host}, the replica's address")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def with_flag(command: Sequence[str], engine: Engine, limit_bytes: int, total_bytes: int) -> Held:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.meta import LABEL_REVISION
-from gpujob_api.serving import ServingReport
+from gpujob_api.serving import ENV_SERVING_HOST, ServingReport
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.service_plan import ServiceJob
 from gpujob_operator.decide.model.snapshot import PodView
@@ -92,7 +92,13 @@ class Replica:
 
 def _advised(message: str) -> str:
     """Returns the message with the next step of a service, whose jobs are not the user's."""
-    return message.replace("create the job again", "edit the GPUService")
+    text = message.replace("create the job again", "edit the GPUService")
+    if "address already in use" in text.lower():
+        text += (
+            "; if replicas share a host (process nodes, hostNetwork), each must listen on the "
+            f"address in its variable {ENV_SERVING_HOST}"
+        )
+    return text
 
 
 def replicas_of(jobs: Iterable[ServiceJob]) -> tuple[Replica, ...]:
