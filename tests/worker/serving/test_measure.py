@@ -75,6 +75,7 @@ class Children:
         self.time = 0.0
         self.seconds = 10.0
         self.proof_seconds = 12.0
+        self.lines: list[str] = []
 
     def __call__(
         self,
@@ -118,12 +119,14 @@ def chosen(
     environment: Mapping[str, str] | None = None,
     budget: Budget | None = None,
 ) -> Choice:
+    """The choice that fake processes lead to. Lines of progress go to `children.lines`."""
     setup = Setup(
         command=["unused"],
         environment=environment or {},
         budget=budget or Budget(),
         run=children,
         now=lambda: children.time,
+        log=children.lines.append,
     )
     return measure(model(), examples(), settings, setup=setup)
 
@@ -151,6 +154,31 @@ def test_the_reference_runs_first_and_the_fastest_is_chosen(
     )
     assert reasons[("AOTInductor", Precision.FLOAT32)] == "refused: was ended by SIGSEGV"
     assert reasons[("OnnxRuntime", Precision.FLOAT32)] == "refused: onnxruntime is not installed"
+
+
+def test_each_candidate_is_a_line_of_the_log_once_it_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measuring, "missing_package", lambda: "onnxruntime is not installed")
+    children = Children(
+        Eager_float32=Result(timing=timing(0.001)),
+        Compile_float32=Result(timing=timing(0.0005)),
+        Eager_bfloat16=Result(problem="relative error 7.1 %, at most 2.0 % at batch 1"),
+        AOTInductor_float32="was ended by SIGSEGV",
+    )
+    chosen(children)
+    assert children.lines[:2] == [
+        "measures ways to execute the model, for up to 300 s",
+        "Eager float32: 4,000 samples/s, 10 s",
+    ]
+    assert set(children.lines) >= {
+        "Compile float32: 8,000 samples/s, 10 s",
+        "Eager bfloat16: refused: relative error 7.1 %, at most 2.0 % at batch 1, 10 s",
+        "AOTInductor float32: refused: was ended by SIGSEGV, 10 s",
+        "OnnxRuntime float32: refused: onnxruntime is not installed",
+    }
+    assert children.lines[-1].startswith("proof of Compile float32: 99.8 % of 1,000 requests ")
+    assert children.lines[-1].endswith(", 12 s")
 
 
 def test_a_missing_provider_is_found_before_a_process_starts(

@@ -32,6 +32,7 @@ from gpujob_api.settings import (
     OptimizeMode,
     Settings,
 )
+from gpujob_worker.run.standard_error import say
 from gpujob_worker.serving.backends.answering import device_of
 from gpujob_worker.serving.backends.build_error import BuildError
 from gpujob_worker.serving.backends.onnx_runtime import missing_package, provider_of
@@ -102,6 +103,8 @@ class Setup:
     now: Callable[[], float] = time.monotonic
     # Takes the place of the proof by requests: returns why a plan is refused after all.
     prove: Callable[[Plan], str | None] | None = None
+    # Takes a line of progress.
+    log: Callable[[str], None] = lambda line: say(f"gpujob: {line}")
 
 
 @dataclass(slots=True)
@@ -198,6 +201,13 @@ class _Prover:
 
         A proof for which the time is too short disproves nothing.
         """
+        started = self._setup.now()
+        reason = self._problem(plan)
+        outcome = self.note if reason is None else f"refused: {reason}"
+        self._setup.log(f"proof of {plan}: {outcome}, {self._setup.now() - started:.0f} s")
+        return reason
+
+    def _problem(self, plan: Plan) -> str | None:
         self.note = ""
         left = self._end - self._setup.now()
         budget = self._setup.budget
@@ -235,16 +245,21 @@ def _run_all(folder: Path, device: torch.device, settings: ServingSettings, setu
     end = setup.now() + setup.budget.seconds - setup.budget.kept_seconds
     found = _Found()
     batch_sizes = sizes(settings, cuda=cuda)
+    setup.log(f"measures ways to execute the model, for up to {setup.budget.seconds:.0f} s")
+    started = setup.now()
     reference = _run_one(folder, REFERENCE, batch_sizes, settings, setup, setup.budget.seconds)
     if isinstance(reference, str):
         raise MeasureError(f"the model as written, run by the same command again, {reference}")
     if reference.problem is not None:
         raise MeasureError(reference.problem)
     found.results[REFERENCE] = reference
+    setup.log(_line(REFERENCE, reference, setup.now() - started))
     # The reference ended with the sizes that its time and memory allowed.
     batch_sizes = tuple(one.size for one in reference.timing.sizes) or batch_sizes[:1]
     every = {plan: _missing(plan, device) for plan in plans(settings, cuda=cuda)}
     found.refusals = {plan: missing for plan, missing in every.items() if missing is not None}
+    for plan, refusal in found.refusals.items():
+        setup.log(f"{plan}: {refusal}")
     waiting = [plan for plan in every if plan not in found.refusals]
     speeds: dict[Plan, float] = {}
     while waiting:
@@ -258,8 +273,11 @@ def _run_all(folder: Path, device: torch.device, settings: ServingSettings, setu
             reason = f"skipped: the {setup.budget.seconds:.0f} s of the measurement are over"
         if reason is not None:
             found.refusals[plan] = reason
+            setup.log(f"{plan}: {reason}")
             continue
+        started = setup.now()
         result = _run_one(folder, plan, batch_sizes, settings, setup, seconds)
+        setup.log(_line(plan, result, setup.now() - started))
         if isinstance(result, str):
             found.refusals[plan] = f"refused: {result}"
             continue
@@ -269,6 +287,17 @@ def _run_all(folder: Path, device: torch.device, settings: ServingSettings, setu
         elif result.timing.sizes:
             speeds[plan] = _speed(result.timing)
     return found
+
+
+def _line(plan: Plan, result: "Result | str", seconds: float) -> str:
+    """Returns the line of the log about one candidate. `seconds` is the time that it took."""
+    problem = result if isinstance(result, str) else result.problem
+    if problem is not None or isinstance(result, str):
+        outcome = f"refused: {problem}"
+    else:
+        best = max((one.size / max(one.seconds, 1e-9) for one in result.timing.sizes), default=0.0)
+        outcome = f"{best:,.0f} samples/s"
+    return f"{plan}: {outcome}, {seconds:.0f} s"
 
 
 def _run_one(
