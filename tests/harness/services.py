@@ -15,6 +15,7 @@ from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_api.meta import Metadata
 from gpujob_api.report import FailureClass
 from gpujob_api.serving import ServingReport
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.gates import Gate, GateChanges, GatePod, gate_name
 from gpujob_operator.decide.model.service_plan import (
     CreateJob,
@@ -90,6 +91,7 @@ class ServiceWorld:
     created: list[str] = field(default_factory=list[str])
     report: Callable[[Live], ServingReport | None] = lambda live: ServingReport(ready=True)
     problem: str = ""
+    configuration: Configuration = field(default_factory=Configuration)
     gates: dict[str, LiveGate] = field(default_factory=dict[str, LiveGate])
     gate_revision: str = "aaaaaa"
     selects_gate: bool | None = None
@@ -169,6 +171,7 @@ class ServiceWorld:
             gates=tuple(self._gate(one) for one in self.gates.values()),
             gate_revision=self.gate_revision,
             selects_gate=self.selects_gate,
+            configuration=self.configuration,
         )
 
     def interrupt(self, name: str, grace_seconds: float = 5.0, back_seconds: float = 30.0) -> None:

@@ -162,6 +162,7 @@ def service_inputs(
             tuple(_with_pod(job, pods, reports) for job in jobs[service.metadata.uid]),
             problem(service.metadata.uid),
             front_problem(service.metadata.uid),
+            configuration=snapshot.configuration,
         )
         for service in services
     )

@@ -26,7 +26,7 @@ from gpujob_api.settings import Task
 from gpujob_api.unknown_fields import with_unknown_fields
 from gpujob_operator.decide.model.node_affinity import PREFERRED
 from gpujob_operator.decide.model.service_plan import CreateJob, Role
-from gpujob_operator.decide.services.grace import needed_grace_seconds
+from gpujob_operator.decide.services.grace import GRACE_SECONDS_DEFAULT, needed_grace_seconds
 from gpujob_operator.render.service import owner_reference
 from gpujob_operator.render.status import replacement
 
@@ -35,8 +35,6 @@ READY_PATH = "/v2/health/ready"
 ARTIFACTS_DIRECTORY = "/var/cache/gpujob"
 ARTIFACTS_VOLUME = "gpujob-artifacts"
 _PROBE_SECONDS = 2
-# That of a pod whose template has none, unless the operator's configuration has another one.
-GRACE_SECONDS_DEFAULT = 30
 
 
 def service_job(create: CreateJob) -> dict[str, Any]:

@@ -1,11 +1,16 @@
 """A spec that no replica would follow is refused with its field. Earlier replicas go on."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpujob_api.codec import FieldError
 from gpujob_api.gpuservice import Replicas, ServiceOptimize
 from gpujob_api.serving import BackendName, Batching, BatchingPolicy, Objective, Quantization
 from gpujob_api.settings import Precision
+from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.grace import grace_seconds
+from gpujob_operator.decide.services.grace import needed_grace_seconds
 from tests.harness.builders import make_template
 from tests.harness.services import ServiceWorld, make_service
 
@@ -105,6 +110,53 @@ def test_the_grace_must_suffice_for_the_drain(
         f"3 s until no requests arrive, {milliseconds:g} ms (spec.objective) for the queue, "
         f"3.5 s for the end; got {grace_seconds}",
     )
+
+
+@pytest.mark.parametrize(
+    ("limits", "milliseconds", "text"),
+    [
+        (
+            {"termination_grace_seconds_max": 36},
+            30_000,
+            "spec.objective.latencyMilliseconds: needs a grace of 37 s: 3 s until no requests "
+            "arrive, 30000 ms (spec.objective) for the queue, 3.5 s for the end; the operator's "
+            "terminationGraceSecondsMax is 36: lower the one or have the other raised",
+        ),
+        ({"termination_grace_seconds_max": 37}, 30_000, None),
+        (
+            {"termination_grace_seconds": 6},
+            100,
+            "spec.template.spec.terminationGracePeriodSeconds: must be at least 7: 3 s until no "
+            "requests arrive, 100 ms (spec.objective) for the queue, 3.5 s for the end; without "
+            "it, the operator's terminationGraceSeconds (6) counts",
+        ),
+        ({"termination_grace_seconds": 7}, 100, None),
+        # The objective sets the grace.
+        ({"termination_grace_seconds": 6}, 30_000, None),
+    ],
+)
+def test_the_operators_limits_must_leave_the_grace_of_the_drain(
+    limits: dict[str, int], milliseconds: float, text: str | None
+) -> None:
+    scene = ServiceWorld(make_service(objective=Objective(milliseconds)))
+    scene.configuration = replace(Configuration(), **limits)
+    scene.run(10)
+    expected = ("True", "Valid", "the spec is valid")
+    if text is not None:
+        expected = ("False", "InvalidSpec", text)
+    assert scene.condition("Accepted") == expected
+    # What the operator renders is what was accepted.
+    for one in scene.replicas():
+        assert grace_seconds(one.job, scene.configuration) >= needed_grace_seconds(
+            scene.service.spec
+        )
+
+
+def test_a_grace_of_the_template_counts_in_place_of_a_short_default() -> None:
+    template = make_template(terminationGracePeriodSeconds=7)
+    scene = ServiceWorld(make_service(template=template))
+    scene.configuration = Configuration(termination_grace_seconds=1)
+    assert scene.run(10).condition("Accepted")[0] == "True"
 
 
 def test_how_an_engine_of_the_users_own_drains_is_unknown() -> None:

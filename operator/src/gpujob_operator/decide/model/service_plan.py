@@ -8,6 +8,7 @@ from enum import Enum
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuservice import GPUService, GPUServiceStatus
 from gpujob_api.serving import ServingReport, ServingSettings
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.gates import NO_CHANGES, Gate, GateChanges
 from gpujob_operator.decide.model.plan import EventNote
 from gpujob_operator.decide.model.snapshot import PodView
@@ -63,6 +64,7 @@ class ServiceInputs:
     selects_gate: bool | None = None
     # Since when its replicas are asked to wake, by the UIDs of their jobs.
     waking_since: Mapping[str, datetime] = field(default_factory=dict[str, datetime])
+    configuration: Configuration = field(default_factory=Configuration)
 
 
 @dataclass(frozen=True, slots=True)

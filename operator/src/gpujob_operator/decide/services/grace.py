@@ -9,6 +9,8 @@ from gpujob_api.serving import ServingSettings
 DELAY_SECONDS = ServingSettings().drain_delay_seconds
 # The worker's last report and its exit.
 END_SECONDS = 3.5
+# That of a pod whose template has none, unless the operator's configuration has another one.
+GRACE_SECONDS_DEFAULT = 30
 
 
 def needed_grace_seconds(spec: GPUServiceSpec) -> int:

@@ -89,7 +89,7 @@ def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
     service = replace(service, status=status)
     stuck = not_woken(replicas, inputs.waking_since, now)
     wanted, status = _wanted(inputs, service, replicas, revision, now)
-    refused = "" if service.spec.suspend else refusal(service.spec)
+    refused = "" if service.spec.suspend else refusal(service.spec, inputs.configuration)
     draining = status.draining_until is not None and status.draining_until > now
     # The replicas of an earlier spec go on.
     rollout = Rollout()

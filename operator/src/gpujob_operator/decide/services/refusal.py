@@ -6,14 +6,18 @@ from typing import Any, cast
 from gpujob_api.gpujob import SharingMode
 from gpujob_api.gpuservice import LEFT_AS_IT_IS, GPUServiceSpec
 from gpujob_api.serving import BackendName, BatchingPolicy, Quantization
+from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.services.grace import (
     DELAY_SECONDS,
     END_SECONDS,
+    GRACE_SECONDS_DEFAULT,
     needed_grace_seconds,
 )
 
+_GRACE = "spec.template.spec.terminationGracePeriodSeconds"
 
-def refusal(spec: GPUServiceSpec) -> str:
+
+def refusal(spec: GPUServiceSpec, configuration: Configuration) -> str:
     """Returns why no replica is created, with the field, or "".
 
     Rules of the CRD cannot read these fields, or their messages would lack the numbers.
@@ -28,13 +32,28 @@ def refusal(spec: GPUServiceSpec) -> str:
         )
     pod = cast("Mapping[str, Any]", spec.template.get("spec") or {})
     given, needed = pod.get("terminationGracePeriodSeconds"), needed_grace_seconds(spec)
-    if given is None or given >= needed:
-        return ""
-    return (
-        f"spec.template.spec.terminationGracePeriodSeconds: must be at least {needed}, or absent: "
+    parts = (
         f"{DELAY_SECONDS:g} s until no requests arrive, {spec.objective.latency_milliseconds:g} ms "
-        f"(spec.objective) for the queue, {END_SECONDS:g} s for the end; got {given}"
+        f"(spec.objective) for the queue, {END_SECONDS:g} s for the end"
     )
+    most, default = (
+        configuration.termination_grace_seconds_max,
+        configuration.termination_grace_seconds,
+    )
+    if needed > most:
+        return (
+            f"spec.objective.latencyMilliseconds: needs a grace of {needed} s: {parts}; the "
+            f"operator's terminationGraceSecondsMax is {most}: lower the one or have the other "
+            "raised"
+        )
+    if given is not None and given < needed:
+        return f"{_GRACE}: must be at least {needed}, or absent: {parts}; got {given}"
+    if given is None and default < needed <= GRACE_SECONDS_DEFAULT:
+        return (
+            f"{_GRACE}: must be at least {needed}: {parts}; without it, the operator's "
+            f"terminationGraceSeconds ({default}) counts"
+        )
+    return ""
 
 
 def _for_external(spec: GPUServiceSpec) -> str:
