@@ -208,8 +208,11 @@ class ServiceWorld:
         job = read_job(create, f"uid-{len(self.created)}", self.now)
         ready_at = None if seconds is None else self.now + timedelta(seconds=seconds)
         if seconds is not None:
-            job = placed(job, (self._node(create), ("GPU-0",)))
+            job = placed(job, (self._node(create), ("GPU-0",)), at=self._seconds())
         self.jobs[create.name] = Live(job, create.role, ready_at)
+
+    def _seconds(self) -> float:
+        return (self.now - T0).total_seconds()
 
     def _node(self, create: CreateJob) -> str:
         """The first node that it need not avoid. Without one, the first."""
@@ -273,7 +276,8 @@ class ServiceWorld:
                 del self.jobs[name]
             elif live.again_at is not None and live.again_at <= self.now:
                 live.again_at = None
-                live.job = placed(replace(live.job, status=GPUJobStatus()), attempt=2)
+                fresh = replace(live.job, status=GPUJobStatus())
+                live.job = placed(fresh, attempt=2, at=self._seconds())
                 live.ready_at = self.now + timedelta(seconds=3)
             elif live.ready_at is not None and live.ready_at <= self.now and not live.ready:
                 status = replace(live.job.status, phase=JobPhase.RUNNING)

@@ -6,6 +6,7 @@ import pytest
 
 from gpujob_api.gpuservice import Replicas
 from gpujob_api.serving import RequestLatency, ServingReport
+from tests.harness.builders import make_template
 from tests.harness.services import ServiceWorld, make_service
 
 ERROR = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
@@ -59,7 +60,7 @@ def test_more_than_half_of_at_least_20_requests(requests: int, failed: int, reas
 def test_the_message_has_the_numbers_the_error_and_the_next_step() -> None:
     scene = scene_of(40, 30).run(1)
     message = scene.condition("Ready")[2]
-    assert message.startswith("2 of 2 replicas answer requests, but 30 of 40 requests of the last")
+    assert message.startswith("2 of 2 replicas answer requests, but 30 of the last 40 requests")
     assert f"failed: {ERROR}; correct the script or the model and edit the GPUService" in message
     failing = scene.ready()[0].job.metadata
     log = f"(kubectl gpujob logs {failing.name} -n {failing.namespace} has a traceback)"
@@ -97,10 +98,38 @@ def test_it_ends_once_half_of_the_requests_succeed_and_does_not_alternate_before
     assert ready(scene.run(1)) == ("True", "ReplicasReady")
 
 
-def test_without_requests_nothing_is_known() -> None:
+def test_it_lasts_through_a_time_without_requests() -> None:
+    scene = scene_of(40, 30).run(1)
+    message = scene.condition("Ready")[2]
+    answers(scene, 0, 0)
+    assert ready(scene.run(600)) == ("False", "RequestsFailing")
+    assert scene.condition("Ready")[2] == message
+    answers(scene, 1, 0)
+    assert ready(scene.run(1)) == ("True", "ReplicasReady")
+
+
+def test_a_service_that_never_had_requests_is_ready() -> None:
+    assert ready(scene_of(0, 0).run(1)) == ("True", "ReplicasReady")
+
+
+def test_it_ends_once_all_replicas_are_newer() -> None:
     scene = scene_of(40, 40).run(1)
     answers(scene, 0, 0)
-    assert ready(scene.run(1)) == ("True", "ReplicasReady")
+    scene.start_seconds = lambda name: 10.0
+    scene.edit(template=make_template(command=("corrected",)))
+    assert ready(scene.run(5)) == ("False", "RequestsFailing")
+    scene.run(60)
+    assert ready(scene) == ("True", "ReplicasReady")
+
+
+def test_it_ends_with_the_attempt_of_the_only_replica() -> None:
+    scene = ServiceWorld(make_service(replicas=Replicas(1))).run(10)
+    name = scene.ready()[0].job.metadata.name
+    answers(scene, 40, 40)
+    scene.run(1)
+    scene.report = lambda live: ServingReport(ready=True)
+    scene.interrupt(name, grace_seconds=1, back_seconds=1)
+    assert ready(scene.run(20)) == ("True", "ReplicasReady")
 
 
 def test_failures_that_continue_are_written_at_intervals() -> None:
@@ -110,12 +139,13 @@ def test_failures_that_continue_are_written_at_intervals() -> None:
         answers(scene, 40 + second, 40 + second)
         written += scene.tick().status is not None
     assert 5 <= written <= 11
-    assert "139 of 139" in scene.run(10).condition("Ready")[2]
+    assert "139 of the last 139" in scene.run(10).condition("Ready")[2]
 
 
 def test_a_replica_that_is_not_ready_does_not_count() -> None:
     scene = scene_of(40, 40).run(1)
     live = scene.ready()[0]
     live.report = replace(reported(40, 40), ready=False)
+    scene.report = lambda live: reported(5, 0)
     live.ready, live.ready_at = False, None
     assert scene.run(1).condition("Ready")[1] == "ReplicasStarting"

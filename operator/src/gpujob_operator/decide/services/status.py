@@ -12,6 +12,7 @@ from gpujob_api.gpuservice import (
     ServiceSummary,
     Traffic,
 )
+from gpujob_api.meta import Condition
 from gpujob_api.quantities import format_count
 from gpujob_api.serving import RequestLatency, ServingReport, ServingSettings
 from gpujob_api.settings import Precision
@@ -32,6 +33,7 @@ FIGURES_EVERY = timedelta(seconds=10)
 STUCK_AFTER = timedelta(minutes=10)
 REASON_CHARACTERS_MAX = 200
 REQUESTS_FAILING = "RequestsFailing"
+_BUT = ", but "
 # Fewer requests show nothing about a service.
 REQUESTS_MIN = 20
 ERROR_CHARACTERS_MAX = 256
@@ -179,7 +181,7 @@ def _ready(
         return asleep
     failing = _failing_words(writer, inputs.service.metadata.namespace, replicas)
     if failing:
-        writer.set(READY, False, "RequestsFailing", f"{count}, but {failing}")
+        writer.set(READY, False, REQUESTS_FAILING, f"{count}{_BUT}{failing}")
         return "the model fails for most requests"
     if ready >= wanted:
         writer.set(READY, True, "ReplicasReady", count)
@@ -206,21 +208,31 @@ def _failing_words(writer: ConditionSetter, namespace: str, replicas: Sequence[R
     """Returns that most requests of the last minute failed, with the newest error, or "".
 
     Refused requests and wrong ones (4xx) do not count. Once reported, fewer requests suffice, so
-    that the condition does not alternate at a low load.
+    that the condition does not alternate at a low load. A minute without requests shows nothing:
+    the text stays while a replica answers that was there when it was first reported.
     """
     reports = [(one.name, one.report) for one in replicas if one.ready and one.report is not None]
     requests = sum(report.recent_requests for _, report in reports)
     failed = sum(report.recent_failed for _, report in reports)
     before = conditions.find(writer, READY)
-    known = before is not None and before.reason == REQUESTS_FAILING
-    if requests < (1 if known else REQUESTS_MIN) or 2 * failed <= requests:
+    if before is not None and before.reason != REQUESTS_FAILING:
+        before = None
+    if before is not None and not requests and any(_is_older(one, before) for one in replicas):
+        return before.message.partition(_BUT)[2]
+    if requests < (REQUESTS_MIN if before is None else 1) or 2 * failed <= requests:
         return ""
     name, worst = max(reports, key=lambda one: one[1].recent_failed)
     return (
-        f"{failed} of {requests} requests of the last minute failed: "
+        f"{failed} of the last {requests} requests failed: "
         f"{worst.recent_error[:ERROR_CHARACTERS_MAX]}; correct the script or the model and edit "
         f"the GPUService (kubectl gpujob logs {name} -n {namespace} has a traceback)"
     )
+
+
+def _is_older(replica: Replica, condition: Condition) -> bool:
+    """Returns whether the replica answers, and did when the condition turned."""
+    since = replica.job.status.attempt_started_at
+    return replica.ready and since is not None and since <= condition.last_transition_time
 
 
 def _closed(inputs: ServiceInputs, status: GPUServiceStatus) -> str:
