@@ -156,6 +156,30 @@ def test_a_named_backend_is_not_measured() -> None:
     assert scene.condition("BackendChosen")[1] == "Given"
 
 
+@pytest.mark.parametrize(
+    ("backend", "claim", "builds"),
+    [
+        (BackendName.AOT_INDUCTOR, None, True),
+        (BackendName.ONNX_RUNTIME, None, True),
+        (BackendName.AOT_INDUCTOR, "compiled", False),
+        # Nothing of it can be kept, or nothing is built.
+        (BackendName.COMPILE, None, False),
+        (BackendName.EAGER, None, False),
+    ],
+)
+def test_a_backend_that_each_replica_builds_anew_has_the_next_step(
+    backend: BackendName, claim: str | None, builds: bool
+) -> None:
+    given = make_service(optimize=ServiceOptimize(backend), artifacts_claim_name=claim)
+    scene = ServiceWorld(given).run(10)
+    chosen = ServiceWorld(make_service(artifacts_claim_name=claim)).run(10)
+    measured(chosen, replace(CHOICE, backend=backend))
+    for one in (scene, chosen.run(20)):
+        status, _, message = one.condition("BackendChosen")
+        assert status == "True"
+        assert ("spec.artifactsClaimName names a claim that keeps it" in message) is builds
+
+
 def test_a_choice_for_another_spec_does_not_count() -> None:
     service = make_service()
     status = replace(service.status, choice=CHOICE, choice_key="0a1b2c")

@@ -14,7 +14,7 @@ from gpujob_api.gpuservice import (
 )
 from gpujob_api.meta import Condition
 from gpujob_api.quantities import format_count
-from gpujob_api.serving import RequestLatency, ServingReport, ServingSettings
+from gpujob_api.serving import BackendName, RequestLatency, ServingReport, ServingSettings
 from gpujob_api.settings import Precision
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionSetter
@@ -27,6 +27,10 @@ ACCEPTED = conditions.ACCEPTED
 PROGRESSING = "Progressing"
 BACKEND_CHOSEN = "BackendChosen"
 
+# Backends whose compiled file a claim can keep.
+KEPT_BY_A_CLAIM = frozenset(
+    {BackendName.AOT_INDUCTOR, BackendName.ONNX_RUNTIME, BackendName.TENSOR_RT}
+)
 # Figures alone are written at this interval.
 FIGURES_EVERY = timedelta(seconds=10)
 # After this time without completion, a rollout counts as stuck, and the reason is in the condition.
@@ -300,7 +304,9 @@ def _backend(writer: ConditionSetter, inputs: ServiceInputs, status: GPUServiceS
     service = inputs.service
     key = choice_key(service)
     if not service.spec.optimize.measures:
-        writer.set(BACKEND_CHOSEN, True, "Given", "spec.optimize.backend names the backend")
+        text = "spec.optimize.backend names the backend"
+        built = _built_words(service, service.spec.optimize.backend)
+        writer.set(BACKEND_CHOSEN, True, "Given", f"{text}{built}")
     elif status.choice_key != key:
         # What was measured for an earlier spec is in the status, but no new replica has it.
         kept = choice_in_force(service)
@@ -310,10 +316,21 @@ def _backend(writer: ConditionSetter, inputs: ServiceInputs, status: GPUServiceS
     elif status.choice is not None:
         choice = status.choice
         text = f"{choice.backend.value} in {choice.precision.value} on {choice.device}"
+        text += _built_words(service, choice.backend)
         writer.set(BACKEND_CHOSEN, True, "Measured", text)
     else:
         text = f"the measurement failed: {status.choice_problem}; the model runs as written"
         writer.set(BACKEND_CHOSEN, False, "MeasurementFailed", text)
+
+
+def _built_words(service: GPUService, backend: BackendName) -> str:
+    """Returns that each start builds the backend anew, with the next step, or ""."""
+    if backend not in KEPT_BY_A_CLAIM or service.spec.artifacts_claim_name is not None:
+        return ""
+    return (
+        "; each replica builds it before it answers, for minutes if the model is large: "
+        "spec.artifactsClaimName names a claim that keeps it"
+    )
 
 
 def _measuring_words(inputs: ServiceInputs, key: str) -> str:
