@@ -1,5 +1,7 @@
 """A script that only answers goes on at its batch, and its files end as those of a plain run."""
 
+import contextlib
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +180,47 @@ def test_a_stop_without_a_place_starts_from_the_beginning(tmp_path: Path) -> Non
     assert done.process.exitcode == 144
     assert done.report["protection"] == "FromBeginning"
     assert "its steps are in no loop" in done.report["protectionReason"]
+
+
+ROWS = """
+import sqlite3
+connection = sqlite3.connect(out + ".db")
+connection.execute("CREATE TABLE IF NOT EXISTS answers (number INTEGER PRIMARY KEY, value REAL)")
+with torch.no_grad():
+    for number, (batch,) in enumerate(DataLoader(TensorDataset(x), batch_size=4)):
+        found = answers(batch)
+        rows = [(4 * number + at, row[0].item()) for at, row in enumerate(found)]
+        connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
+        connection.commit()
+"""
+
+
+def test_rows_of_a_database_with_a_key_end_as_those_of_a_plain_run(tmp_path: Path) -> None:
+    (tmp_path / "score.py").write_text(HEAD + ROWS)
+    done = attempt(tmp_path, 1, 20)
+    assert done.process.exitcode == 143, done.errors
+    assert done.report["protection"] == "BestEffort"
+    assert (
+        "out.db is a database: rows after the last checkpoint are written twice"
+        in (done.report["protectionReason"])
+    )
+    last = attempt(tmp_path, 2, 0)
+    assert last.process.exitcode == 0, last.errors
+    assert (last.report["resumedFromStep"], last.report["protection"]) == (20, "BestEffort")
+    with contextlib.closing(sqlite3.connect(tmp_path / "out.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM answers").fetchone() == (241,)
+
+
+def test_rows_that_are_committed_at_the_end_start_from_the_beginning(tmp_path: Path) -> None:
+    """A stop would lose them, and a resumed run would not write them again."""
+    source = HEAD + ROWS.replace("        connection.commit()", "connection.commit()")
+    (tmp_path / "score.py").write_text(source)
+    done = attempt(tmp_path, 1, 20)
+    assert done.process.exitcode == 144
+    assert done.report["protection"] == "FromBeginning"
+    assert done.report["protectionReason"] == (
+        "connection is a database with rows that are not committed: commit in each turn"
+    )
 
 
 def test_a_script_that_trains_after_all_resumes_in_its_training(tmp_path: Path) -> None:

@@ -78,6 +78,8 @@ class PlainScript:
         self._passes_at_step = 0
         # The outermost loop of the last call of a model before which variables were read.
         self._seen_in: tuple[int, int] | None = None
+        # What a resume does not bring back, as last reported.
+        self._left: list[str] | None = None
         # Why the last attempt to save failed.
         self._unsavable: str | None = None
 
@@ -372,10 +374,13 @@ class PlainScript:
         self._say_protection()
 
     def _say_protection(self) -> None:
-        left = self._state.variables.left
-        kind = Protection.BEST_EFFORT if left else Protection.EXACT
-        self._session.state.protected(kind, "; ".join(left) or None)
-        self._session.log.note("protection", f"{KIND}: {kind.value}")
+        left = [*self._state.variables.left, *self._state.files.databases.written()]
+        if left == self._left:
+            return
+        self._left = left
+        kind, reason = Protection.BEST_EFFORT if left else Protection.EXACT, "; ".join(left)
+        self._session.state.protected(kind, reason or None)
+        self._session.log.note("protection", ": ".join(filter(None, (KIND, kind.value, reason))))
 
     def snapshot(self) -> dict[str, Any]:
         """Returns the state at the place. Raises `UnsavableError`."""
@@ -387,6 +392,7 @@ class PlainScript:
             self._unsavable = str(error)
             self._session.state.protected(Protection.FROM_BEGINNING, self._unsavable)
             raise
+        self._say_protection()
         loss = self._session.state.since_step
         body["loss"] = None if loss is None else loss.detach()
         store, gang = self._unmodified.store, self._unmodified.gang

@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 
 from gpujob_worker.resume.append_journal import AppendJournal
+from gpujob_worker.resume.databases import Databases
 from gpujob_worker.resume.held_files import HeldFiles, wrap
 from gpujob_worker.resume.script_place import current_frame
 from gpujob_worker.resume.script_source import is_script_file
@@ -120,6 +121,7 @@ class ScriptFiles:
         self._saves = 0
         self._notes: dict[str, str] = {}
         self._active = True
+        self.databases = Databases(self._held_path, self._asked_by_script)
 
     def install(self) -> None:
         plain = self._open_plainly
@@ -144,6 +146,7 @@ class ScriptFiles:
             wrap(os, name, self._moves, self._looks)
         for name in ("mkdtemp", "mkstemp", "NamedTemporaryFile"):
             wrap(tempfile, name, self._makes_temporary, self._asked_by_script)
+        self.databases.install()
         os.register_at_fork(after_in_child=self._stop)
 
     def _asked_by_script(self) -> bool:

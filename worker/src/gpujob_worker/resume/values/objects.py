@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
 from gpujob_worker.resume.script_source import is_of_script
+from gpujob_worker.resume.values import databases
 from gpujob_worker.resume.values.attributes import read_attributes, restore_attributes
 from gpujob_worker.resume.values.containers import fill_content, fill_tuple, read_content
 from gpujob_worker.resume.values.family import KIND, LEFT, Family, Node
@@ -37,6 +38,8 @@ def read_object(reader: Reader, value: Any, path: str) -> Node:
     own = is_of_script(kind)
     if reader.of_library and not own and _only_library_reads(kind):
         return read_left(reader, value, path)
+    if name in databases.TYPES and not reader.first:
+        databases.check_database(value, path)
     if name not in _READ and learns_nothing(kind) and not isinstance(value, AROUND_DATA):
         return read_same(reader, value, path)
     if isinstance(value, Dataset) and not own and not reader.of_library:
