@@ -249,3 +249,15 @@ def test_memory_sharing_and_spot_need_no_new_measurement() -> None:
         gpu=GPURequest(Memory(1 << 30)), sharing=Sharing(SharingMode.SHARED), spot=Spot()
     )
     assert choice_key(one) == choice_key(other)
+
+
+def test_the_workload_of_replicas_is_that_of_the_service_until_it_is_named_anew() -> None:
+    """Another backend reserves what the replicas before it used. A new name measures it anew."""
+    scene = ServiceWorld(make_service(replicas=Replicas(1))).run(10)
+    measured(scene)
+    scene.run(20)
+    assert {one.job.spec.workload for one in scene.replicas()} == {"answers"}
+    scene.edit(workload="answers-compiled")
+    scene.run(20)
+    assert {one.job.spec.workload for one in scene.replicas()} == {"answers-compiled"}
+    assert {settings_in(one).backend for one in scene.ready()} == {BackendName.COMPILE}
