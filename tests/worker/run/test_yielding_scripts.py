@@ -32,6 +32,14 @@ for step in range({STEPS}):
     opt.zero_grad()
 print(net.weight.sum().item())
 """
+BATCHES = 10
+EVALUATION = f"""
+data = torch.utils.data.TensorDataset(torch.randn({BATCHES}, 8))
+for (batch,) in torch.utils.data.DataLoader(data):
+    time.sleep(0.05)
+    with torch.no_grad():
+        net(batch)
+"""
 
 
 @pytest.fixture
@@ -41,11 +49,13 @@ def operator() -> Iterator[Operator]:
     server.close()
 
 
-def trained(operator: Operator, folder: Path, percent: int, **settings: Any) -> tuple[str, Any]:
+def trained(
+    operator: Operator, folder: Path, percent: int, source: str = SCRIPT, **settings: Any
+) -> tuple[str, Any]:
     """Returns what the script printed, and the seconds of the last report."""
     folder.mkdir()
     script = folder / "train.py"
-    script.write_text(SCRIPT)
+    script.write_text(source)
     reply = Reply(interval_seconds=60.0, yield_percent=percent)
     operator.answers = [(200, reply.to_text().encode())] * 100
     code, run = run_worker(
@@ -63,6 +73,14 @@ def test_a_script_yields_between_the_parts_of_its_steps(operator: Operator, tmp_
     # The first reply comes before the first pass. There is no pause before a part has ended.
     assert seconds == pytest.approx((STEPS * (PASSES + 1) - 1) * PAUSE_SECONDS)
     assert trained(operator, tmp_path / "alone", 0) == (output, 0.0)
+
+
+def test_an_evaluation_yields_between_its_batches(operator: Operator, tmp_path: Path) -> None:
+    pauses = STEPS * (PASSES + 1) - 1
+    output, seconds = trained(operator, tmp_path / "yields", 50, SCRIPT + EVALUATION)
+    # What comes between the last step and the first batch may be shorter than a pause.
+    assert (pauses + BATCHES) * PAUSE_SECONDS <= seconds <= (pauses + BATCHES + 1) * PAUSE_SECONDS
+    assert trained(operator, tmp_path / "alone", 0, SCRIPT + EVALUATION) == (output, 0.0)
 
 
 def test_a_script_that_runs_unchanged_does_not_yield(operator: Operator, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@
 """
 
 import multiprocessing
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -127,7 +128,7 @@ class Hooks:
         watch_loaders(
             guard(self._before_pass),
             guard(loaders.begun),
-            guard(loaders.before_batch),
+            guard(self._before_batch),
             guard(self._received, _unchanged),
             guard(loaders.waited),
         )
@@ -166,6 +167,13 @@ class Hooks:
         self._loaders.before_pass(loader)
         if not self._own_work.under_way:
             self._inference.pass_begins(loader)
+
+    def _before_batch(self, iterator: Any) -> None:
+        self._loaders.before_batch(iterator)
+        # An evaluation has no other parts. Threads that fetch ahead are none of its parts.
+        known = self._session.yielding.seconds is not None and not self._own_work.under_way
+        if known and threading.current_thread() is threading.main_thread():
+            self._yield()
 
     def _received(self, batch: Any) -> Any:
         if not self._own_work.under_way:

@@ -1,8 +1,8 @@
 """Leaves the GPU idle for a share of the time, for a service on it that would answer too late.
 
 A training yields between two parts of a step: before a backward pass, and after an optimizer's
-step. Nothing of what it learns depends on that. The time counts as the worker's own, so no step
-time, speed-up or slowdown includes it.
+step. In an evaluation it yields before the next batch. Nothing of what it learns depends on that.
+The time counts as the worker's own, so no step time, speed-up or slowdown includes it.
 """
 
 import time
