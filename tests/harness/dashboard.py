@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiohttp import ClientSession, CookieJar, web
@@ -13,6 +13,7 @@ from gpujob_api.codec import encode
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuqueue import GPUQueue
+from gpujob_api.gpuservice import GPUService, GPUServiceStatus, ServiceSummary
 from gpujob_api.meta import Condition, ConditionStatus
 from gpujob_api.summary import Summary
 from gpujob_dashboard.api_server import APIServer
@@ -22,7 +23,7 @@ from gpujob_dashboard.rendering import sections_of
 from gpujob_dashboard.rights import Reviews
 from gpujob_dashboard.server import Dashboard
 from gpujob_dashboard.watched import Source, State, Watched
-from gpujob_operator.client.kube import GPU_NODES, JOBS, NODES, QUEUES
+from gpujob_operator.client.kube import GPU_NODES, GPU_SERVICES, JOBS, NODES, QUEUES
 from tests.harness.builders import (
     T0,
     after,
@@ -34,6 +35,7 @@ from tests.harness.builders import (
 )
 from tests.harness.http_api import HttpApi
 from tests.harness.manifests import Manifest, gpu_node_manifest, job_manifest, node_manifest
+from tests.harness.services import make_service
 
 
 def make_state(
@@ -42,12 +44,14 @@ def make_state(
     queues: Iterable[GPUQueue] = (),
     at: float = 60.0,
     problem: str = "",
+    services: Iterable[GPUService] = (),
 ) -> State:
     """A cluster with these objects, a minute after T0."""
     now = after(at)
-    names = ("gpujobs", "gpunodes", "gpuqueues")
+    names = ("gpujobs", "gpunodes", "gpuqueues", "gpuservices")
     sources = tuple(Source(name, now, problem, 0) for name in names)
-    return State(jobs, tuple(nodes), tuple(queues), sources, now, groups_of(jobs))
+    known = groups_of(jobs)
+    return State(jobs, tuple(nodes), tuple(queues), sources, now, known, tuple(services))
 
 
 def waiting(job: GPUJob, reason: str, message: str) -> GPUJob:
@@ -75,7 +79,19 @@ def two_teams() -> State:
         ended = make_job(f"{team}-failed", namespace=f"team-{team}", uid=f"{team}-4")
         jobs.append(with_status(ended, phase=JobPhase.FAILED, finished_at=after(30)))
     nodes = (make_gpu_node("n0", make_gpu("GPU-0"), make_gpu("GPU-1", index=1)),)
-    return make_state(*jobs, nodes=nodes)
+    return make_state(*jobs, nodes=nodes, services=services_of("zebra", "quokka"))
+
+
+def services_of(*teams: str) -> list[GPUService]:
+    """One service a team, which answers no requests yet."""
+    summary = ServiceSummary("0/1", "Eager float32", "", "it waits for a GPU")
+    status = GPUServiceStatus(summary=summary)
+    found: list[GPUService] = []
+    for team in teams:
+        service = make_service(f"{team}-answers")
+        metadata = replace(service.metadata, namespace=f"team-{team}", uid=f"{team}-5")
+        found.append(replace(service, metadata=metadata, status=status))
+    return found
 
 
 def html_of(page: Page) -> str:
@@ -112,11 +128,12 @@ async def running_dashboard(
     *jobs: GPUJob,
     nodes: Iterable[Manifest] = (),
     queues: Iterable[GPUQueue] = (),
+    services: Iterable[GPUService] = (),
     users: Mapping[str, Iterable[str]] | None = None,
 ) -> AsyncGenerator[Desk]:
-    """Yields a dashboard of these objects. With `users`, each token may list the jobs of these
-    namespaces; "*" stands for all, and for nodes and queues too. Without, one signs in by the code
-    `once`.
+    """Yields a dashboard of these objects. With `users`, each token may list the jobs and services
+    of these namespaces; "*" stands for all, and for nodes and queues too. Without, one signs in by
+    the code `once`.
     """
     api = HttpApi()
     for job in jobs:
@@ -127,6 +144,11 @@ async def running_dashboard(
     for queue in queues:
         metadata = {"name": queue.metadata.name, "uid": queue.metadata.uid}
         api.put(QUEUES, {"metadata": metadata, "spec": encode(queue.spec)})
+    for service in services:
+        namespace = service.metadata.namespace
+        metadata = {"name": service.metadata.name, "namespace": namespace}
+        body = {"spec": encode(service.spec), "status": encode(service.status)}
+        api.put(GPU_SERVICES, {"metadata": metadata | {"uid": service.metadata.uid}, **body})
     known = users or {}
     api.review = lambda token: (
         {"authenticated": True, "user": {"username": token, "groups": ["people"]}}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from gpujob_api.gpujob import GPUJob
+from gpujob_api.gpuservice import GPUService
 from gpujob_api.meta import GROUP
 from gpujob_dashboard.api_server import APIServer
 
@@ -20,11 +21,14 @@ _ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a viewer may see. `namespaces` are those whose jobs they may list; None means all."""
+    """What a viewer may see. `namespaces` are those whose jobs they may list, and `services` those
+    whose services; None means all.
+    """
 
     namespaces: frozenset[str] | None = None
     nodes: bool = True
     queues: bool = True
+    services: frozenset[str] | None = None
 
     @property
     def all_jobs(self) -> bool:
@@ -32,6 +36,9 @@ class Rights:
 
     def may_see(self, job: GPUJob) -> bool:
         return self.namespaces is None or job.metadata.namespace in self.namespaces
+
+    def may_see_service(self, service: GPUService) -> bool:
+        return self.services is None or service.metadata.namespace in self.services
 
     def within(self, namespace: str) -> frozenset[str]:
         """Returns the namespace if the viewer may list its jobs, else nothing."""
@@ -77,10 +84,13 @@ class Reviews:
         subject |= {name: user[name] for name in ("uid", "groups", "extra") if user.get(name)}
         return Viewer(str(user["username"]), subject)
 
-    async def rights(self, token: str, namespaces: Iterable[str]) -> tuple[Viewer, Rights] | None:
+    async def rights(
+        self, token: str, namespaces: Iterable[str], served: Iterable[str] = ()
+    ) -> tuple[Viewer, Rights] | None:
         """Returns the user and their rights, or None for a token that is not, or no longer, valid.
 
-        The answer is at most `REVIEW_SECONDS` old. Raises `APIServerError`.
+        `namespaces` are those with jobs, and `served` those with services. The answer is at most
+        `REVIEW_SECONDS` old. Raises `APIServerError`.
         """
         now = self.seconds()
         self._known = {key: one for key, one in self._known.items() if one[0] > now}
@@ -89,27 +99,35 @@ class Reviews:
         viewer = await self.viewer(token)
         if viewer is None:
             return None
-        rights = await self._rights_of(viewer, namespaces)
+        rights = await self._rights_of(viewer, namespaces, served)
         self._known[token] = now + REVIEW_SECONDS, viewer, rights
         return viewer, rights
 
-    async def _rights_of(self, viewer: Viewer, namespaces: Iterable[str]) -> Rights:
-        everything, nodes, queues = await asyncio.gather(
-            self._may_list(viewer, "gpujobs"),
-            self._may_list(viewer, "gpunodes"),
-            self._may_list(viewer, "gpuqueues"),
-        )
-        if everything:
-            return Rights(None, nodes, queues)
+    async def _rights_of(
+        self, viewer: Viewer, namespaces: Iterable[str], served: Iterable[str]
+    ) -> Rights:
         turns = asyncio.Semaphore(REVIEWS_AT_ONCE)
 
-        async def review(namespace: str) -> str | None:
-            async with turns:
-                return namespace if await self._may_list(viewer, "gpujobs", namespace) else None
+        async def within(resource: str, asked: Iterable[str]) -> frozenset[str] | None:
+            """Returns the namespaces in which the viewer may list the resource; None means all."""
+            if await self._may_list(viewer, resource):
+                return None
 
-        asked = sorted(set(namespaces))[:NAMESPACES_MAX]
-        found = await asyncio.gather(*(review(namespace) for namespace in asked))
-        return Rights(frozenset(one for one in found if one is not None), nodes, queues)
+            async def review(namespace: str) -> str | None:
+                async with turns:
+                    return namespace if await self._may_list(viewer, resource, namespace) else None
+
+            chosen = sorted(set(asked))[:NAMESPACES_MAX]
+            found = await asyncio.gather(*(review(namespace) for namespace in chosen))
+            return frozenset(one for one in found if one is not None)
+
+        jobs, nodes, queues, services = await asyncio.gather(
+            within("gpujobs", namespaces),
+            self._may_list(viewer, "gpunodes"),
+            self._may_list(viewer, "gpuqueues"),
+            within("gpuservices", served),
+        )
+        return Rights(jobs, nodes, queues, services)
 
     async def _may_list(self, viewer: Viewer, resource: str, namespace: str = "") -> bool:
         attributes = {"verb": "list", "group": GROUP, "resource": resource}

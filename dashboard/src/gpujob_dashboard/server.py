@@ -28,6 +28,7 @@ from gpujob_dashboard.pages.health import health_page
 from gpujob_dashboard.pages.job import job_page
 from gpujob_dashboard.pages.now import now_page
 from gpujob_dashboard.pages.queues import queue_page, queues_page
+from gpujob_dashboard.pages.services import services_page
 from gpujob_dashboard.rights import ALL, Reviews, Rights
 from gpujob_dashboard.sessions import COOKIE, Sessions
 from gpujob_dashboard.watched import OURS, Watched, state_of
@@ -179,7 +180,8 @@ class Dashboard:
     async def _reviewed(self, token: str) -> Rights | None:
         if self.reviews is None:
             return ALL
-        found = await self.reviews.rights(token, self.watched.groups.namespaces)
+        served = {namespace for namespace, _ in self.watched.services.objects}
+        found = await self.reviews.rights(token, self.watched.groups.namespaces, served)
         return found[1] if found is not None else None
 
     async def _login_form(self, request: web.Request) -> web.Response:
@@ -288,6 +290,8 @@ class Dashboard:
                 return queues_page(state, rights, query)
             case ["queues", name]:
                 return queue_page(state, rights, name, query)
+            case ["services"]:
+                return services_page(state, rights, query)
             case ["job", namespace, name]:
                 return job_page(state, rights, namespace, name)
             case ["health"]:

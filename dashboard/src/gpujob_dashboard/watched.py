@@ -10,7 +10,8 @@ from gpujob_api.codec import FieldError
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuqueue import GPUQueue
-from gpujob_api.manifest import GPUJOB, GPUNODE, GPUQUEUE, from_manifest
+from gpujob_api.gpuservice import GPUService
+from gpujob_api.manifest import GPUJOB, GPUNODE, GPUQUEUE, GPUSERVICE, from_manifest
 from gpujob_api.meta import GROUP, VERSION
 from gpujob_dashboard.api_server import APIServer, APIServerError
 from gpujob_dashboard.groups import Groups
@@ -19,7 +20,7 @@ OURS = f"/apis/{GROUP}/{VERSION}"
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 30.0
 _FORBIDDEN, _GONE = 403, 410
 
-NounT = TypeVar("NounT", GPUJob, GPUNode, GPUQueue)
+NounT = TypeVar("NounT", GPUJob, GPUNode, GPUQueue, GPUService)
 
 
 @dataclass(slots=True)
@@ -78,9 +79,13 @@ def _key(item: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def watched_jobs(namespace: str, groups: Groups) -> WatchedKind[GPUJob]:
-    everywhere = f"{OURS}/{GPUJOB.plural}"
-    here = f"{OURS}/namespaces/{namespace}/{GPUJOB.plural}"
-    return WatchedKind(GPUJOB.plural, (everywhere, here), _read_job, changed=groups.change)
+    paths = _paths(GPUJOB.plural, namespace)
+    return WatchedKind(GPUJOB.plural, paths, _read_job, changed=groups.change)
+
+
+def _paths(plural: str, namespace: str) -> tuple[str, str]:
+    """Returns the path of all objects, and that of the own namespace's."""
+    return f"{OURS}/{plural}", f"{OURS}/namespaces/{namespace}/{plural}"
 
 
 def _read_job(item: Mapping[str, Any], known: GPUJob | None) -> GPUJob:
@@ -105,8 +110,13 @@ def _queues() -> WatchedKind[GPUQueue]:
     return WatchedKind(GPUQUEUE.plural, (path,), lambda one, _: from_manifest(GPUQueue, one))
 
 
+def _services(namespace: str) -> WatchedKind[GPUService]:
+    paths = _paths(GPUSERVICE.plural, namespace)
+    return WatchedKind(GPUSERVICE.plural, paths, lambda one, _: from_manifest(GPUService, one))
+
+
 class Watched:
-    """The jobs, GPU nodes and queues. `revision` grows with every change."""
+    """The jobs, GPU nodes, queues and services. `revision` grows with every change."""
 
     def __init__(
         self,
@@ -125,10 +135,11 @@ class Watched:
         self.jobs = watched_jobs(namespace, self.groups)
         self.nodes = _nodes()
         self.queues = _queues()
+        self.services = _services(namespace)
 
     @property
     def kinds(self) -> Sequence[WatchedKind[Any]]:
-        return self.jobs, self.nodes, self.queues
+        return self.jobs, self.nodes, self.queues, self.services
 
     @property
     def current_at(self) -> datetime | None:
@@ -230,6 +241,7 @@ def state_of(watched: Watched, now: datetime) -> "State":
         ),
         now=now,
         groups=watched.groups,
+        services=tuple(one for _, one in sorted(watched.services.objects.items())),
     )
 
 
@@ -253,6 +265,8 @@ class State:
     sources: Sequence[Source]
     now: datetime
     groups: Groups
+    # By namespace and name.
+    services: Sequence[GPUService] = ()
 
 
 def _by_name(nouns: Iterable[NounT]) -> tuple[NounT, ...]:

@@ -85,7 +85,7 @@ async def in_cluster(running: RunningControlPlane, token: str) -> AsyncGenerator
                 async with asyncio.timeout(30):
                     while watched.revision < len(watched.kinds):
                         await watched.next_revision(watched.revision, 1)
-                assert [kind.problem for kind in watched.kinds] == ["", "", ""]
+                assert [kind.problem for kind in watched.kinds] == [""] * 4
                 yield Page(dashboard, client, later)
             finally:
                 task.cancel()

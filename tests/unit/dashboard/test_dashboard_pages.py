@@ -1,11 +1,13 @@
 """The pages show what the cluster has, to those who may see it."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobFailure, JobPhase, Reservation, ReservationSource
+from gpujob_api.gpuservice import ServiceSummary, Traffic
 from gpujob_api.meta import Condition, ConditionStatus
 from gpujob_api.quantities import GIB
 from gpujob_api.report import FailureClass
@@ -17,6 +19,7 @@ from gpujob_dashboard.pages.health import health_page
 from gpujob_dashboard.pages.job import job_page
 from gpujob_dashboard.pages.now import STALE, attention, now_page
 from gpujob_dashboard.pages.queues import queue_page, queues_page
+from gpujob_dashboard.pages.services import services_page
 from gpujob_dashboard.rendering import sections_of
 from gpujob_dashboard.rights import ALL, Rights
 from tests.harness.builders import (
@@ -33,7 +36,7 @@ from tests.harness.builders import (
     running,
     with_status,
 )
-from tests.harness.dashboard import html_of, make_state, two_teams, waiting
+from tests.harness.dashboard import html_of, make_state, services_of, two_teams, waiting
 
 ZEBRA = Rights(frozenset({"team-zebra"}), nodes=True, queues=True)
 NOBODY = Rights(frozenset(), nodes=False, queues=False)
@@ -322,6 +325,33 @@ def test_pages_that_may_not_be_read_name_the_right_that_is_missing() -> None:
     assert "agents" not in health_page(state, NOBODY, {}).sections
 
 
+def test_a_service_is_a_row_that_leads_to_its_jobs() -> None:
+    [service] = services_of("zebra")
+    traffic = Traffic(requests_per_second=12.5, within_objective_percent=None, latency=None)
+    summary = ServiceSummary("1/2", "Compile bfloat16", "p99 8 ms", "x-1: no GPU has 8 GiB")
+    service = replace(service, status=replace(service.status, traffic=traffic, summary=summary))
+    html = html_of(services_page(make_state(services=[service]), ALL, {}))
+    for cell in ("1/2", "Compile bfloat16", "12.5", "p99 8 ms", "x-1: no GPU has 8 GiB"):
+        assert f">{cell}</td>" in html
+    assert 'href="/?namespace=team-zebra&amp;name=zebra-answers-">team-zebra/zebra-answers<' in html
+
+
+def test_without_services_the_page_has_the_command_that_creates_one() -> None:
+    hidden = make_state(services=services_of("quokka"))
+    for state, rights in ((make_state(), ALL), (hidden, replace(ALL, services=frozenset()))):
+        html = html_of(services_page(state, rights, {}))
+        assert "There is no GPUService that you may list" in html
+        assert "examples/serve-digits.yaml" in html
+
+
+def test_a_long_list_of_services_is_cut_into_pages() -> None:
+    state = make_state(services=services_of(*(f"{number:03}" for number in range(ROWS_MAX + 1))))
+    first = html_of(services_page(state, ALL, {}))
+    assert f"1 to {ROWS_MAX} of {ROWS_MAX + 1}" in first
+    assert f"{ROWS_MAX:03}-answers" not in first
+    assert f"{ROWS_MAX:03}-answers" in html_of(services_page(state, ALL, {"page": "2"}))
+
+
 def test_a_job_page_has_reasons_report_and_commands() -> None:
     job = running(make_job("train"), measurement=measured(GIB, step=10), observed_at=after(50))
     html = html_of(job_page(make_state(job), ALL, "team", "train"))
@@ -339,4 +369,4 @@ def test_a_hidden_job_and_a_missing_one_look_alike(name: str) -> None:
 
 def test_a_source_that_cannot_be_read_is_named() -> None:
     html = html_of(health_page(make_state(problem="gpujobs is forbidden"), ALL, {}))
-    assert html.count("gpujobs is forbidden") == 3
+    assert html.count("gpujobs is forbidden") == 4

@@ -1,12 +1,14 @@
 """No byte that a viewer gets has the names of jobs that they may not list."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, JobFailure, JobPhase
+from gpujob_api.gpuservice import ServiceSummary
 from gpujob_api.report import FailureClass
 from gpujob_dashboard.history import History
 from gpujob_dashboard.pages.contents import NoSuchPage, Page
@@ -15,12 +17,19 @@ from gpujob_dashboard.pages.health import health_page
 from gpujob_dashboard.pages.job import job_page
 from gpujob_dashboard.pages.now import now_page
 from gpujob_dashboard.pages.queues import queue_page, queues_page
+from gpujob_dashboard.pages.services import services_page
 from gpujob_dashboard.rights import ALL, Rights
 from gpujob_dashboard.watched import State
 from tests.harness.builders import after, make_gpu, make_gpu_node, make_job, with_status
-from tests.harness.dashboard import html_of, make_state, running_dashboard, two_teams
+from tests.harness.dashboard import (
+    html_of,
+    make_state,
+    running_dashboard,
+    services_of,
+    two_teams,
+)
 
-ZEBRA = Rights(frozenset({"team-zebra"}))
+ZEBRA = Rights(frozenset({"team-zebra"}), services=frozenset({"team-zebra"}))
 HOSTILE = (
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -39,6 +48,7 @@ def pages(state: State, rights: Rights, query: Mapping[str, str]) -> dict[str, P
         "node": lambda: node_page(state, rights, "n0", History()),
         "queues": lambda: queues_page(state, rights, query),
         "queue": lambda: queue_page(state, rights, "default", query),
+        "services": lambda: services_page(state, rights, query),
         "health": lambda: health_page(state, rights, query),
         **{f"job {job.metadata.key}": _job_maker(state, rights, job) for job in state.jobs},
     }
@@ -65,10 +75,12 @@ def test_no_page_has_the_others_names(
     viewer: str, nodes: bool, queues_too: bool, status: str
 ) -> None:
     other = {"zebra": "quokka", "quokka": "zebra"}[viewer]
-    rights = Rights(frozenset({f"team-{viewer}"}), nodes, queues_too)
+    own = frozenset({f"team-{viewer}"})
+    rights = Rights(own, nodes, queues_too, own)
     found = pages(two_teams(), rights, {"status": status})
     assert f"job team-{viewer}/{viewer}-runs" in found
     assert f"job team-{other}/{other}-runs" not in found
+    assert f"team-{viewer}/{viewer}-answers" in html_of(found["services"])
     for name, page in found.items():
         assert other not in html_of(page), name
 
@@ -88,9 +100,12 @@ def test_a_hostile_text_is_shown_as_text(text: str) -> None:
     failure = JobFailure(FailureClass.DATA, text)
     ended = with_status(make_job("j"), phase=JobPhase.FAILED, failure=failure, finished_at=after(1))
     node = make_gpu_node("n0", make_gpu("GPU-0", model=text[:100]))
-    state = make_state(ended, nodes=(node,))
+    [service] = services_of("zebra")
+    summary = ServiceSummary(text[:16], text, text, text)
+    service = replace(service, status=replace(service.status, summary=summary))
+    state = make_state(ended, nodes=(node,), services=[service])
     found = pages(state, ALL, {"status": "failed", "name": text, "model": text})
-    assert len(found) == 7
+    assert len(found) == 8
     for name, page in found.items():
         html = html_of(page)
         for forbidden in ("<script", "<img", "\u202e", "\x1b", "49 }}", 'src=x"'):
@@ -100,13 +115,22 @@ def test_a_hostile_text_is_shown_as_text(text: str) -> None:
 async def test_two_users_get_their_own_pages_and_streams_alone() -> None:
     state = two_teams()
     users = {"token-zebra": ["team-zebra"], "token-quokka": ["team-quokka"], "token-admin": ["*"]}
-    async with running_dashboard(*state.jobs, users=users) as desk:
+    services = services_of("zebra", "quokka")
+    async with running_dashboard(*state.jobs, services=services, users=users) as desk:
         for viewer, other in (("zebra", "quokka"), ("quokka", "zebra")):
             desk.client.session.cookie_jar.clear()
             await desk.sign_in(f"token-{viewer}")
-            for path in ("/", "/?status=waiting", "/?status=failed", "/queues", "/health"):
+            for path in (
+                "/",
+                "/?status=waiting",
+                "/?status=failed",
+                "/queues",
+                "/services",
+                "/health",
+            ):
                 text = await desk.get(path)
                 assert other not in text, path
+            assert f"team-{viewer}/{viewer}-answers" in await desk.get("/services")
             assert f"{viewer}-runs" in await desk.get("/")
             await desk.get(f"/job/team-{viewer}/{viewer}-runs")
             for path in ("", "/yaml"):

@@ -247,9 +247,10 @@ async def test_rights_are_those_that_the_api_server_confirms() -> None:
         async with ClientSession() as session:
             reviews = reviewing(api, session, clock)
             assert await reviews.rights("bad", ["a"]) is None
-            found = await reviews.rights("good", ["a", "b"])
+            found = await reviews.rights("good", ["a", "b"], ["a", "c"])
             assert found is not None
-            assert found[1] == Rights(frozenset({"a"}), nodes=False, queues=True)
+            own = frozenset({"a"})
+            assert found[1] == Rights(own, nodes=False, queues=True, services=own)
             subject = {"user": "ann", "uid": "7", "groups": ["g"], "extra": {"scope": ["x"]}}
             assert all(subject.items() <= spec.items() for spec in asked)
             before = len(asked)
@@ -274,7 +275,7 @@ async def test_the_number_of_reviews_is_bounded() -> None:
         async with ClientSession() as session:
             names = [f"n{number:05}" for number in range(NAMESPACES_MAX + 50)]
             await reviewing(api, session, [0.0]).rights("any", names)
-    assert counts[0] == NAMESPACES_MAX + 3
+    assert counts[0] == NAMESPACES_MAX + 4
 
 
 # -- history
