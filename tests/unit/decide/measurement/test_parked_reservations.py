@@ -46,7 +46,9 @@ def replica(source: ReservationSource = ReservationSource.MEASURED) -> GPUJob:
 def neighbour() -> GPUJob:
     """A job that needs more than the rest of the GPU beside the replica."""
     hint = CARD_BYTES - FULL_BYTES + GIB
-    return make_job("train", memory_bytes=hint, sharing=SharingMode.SHARED, max_slowdown_percent=100)
+    return make_job(
+        "train", memory_bytes=hint, sharing=SharingMode.SHARED, max_slowdown_percent=100
+    )
 
 
 class Scene:
