@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpujob_api.gpunode import GPU
@@ -74,6 +74,7 @@ def test_an_idle_gpu_has_idle_processes() -> None:
     assert mean([Busy(0.0, {11: 0.0}), Busy(0.0, {})]) == Busy(0.0, {11: 0.0})
 
 
+@example([Busy(0.0, None), Busy(3.0, {1: 5e-324})])
 @given(st.lists(st.builds(Busy, percents, st.none() | processes), min_size=1, max_size=20))
 def test_processes_have_no_more_than_the_gpu(samples: list[Busy]) -> None:
     found = mean(samples)

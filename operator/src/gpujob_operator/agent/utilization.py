@@ -55,5 +55,5 @@ def mean(samples: Sequence[Busy]) -> Busy:
     if not known or (total == 0 and percent > 0):
         return Busy(percent, None)
     unsound = {pid for pid in seen if all(one.get(pid) is None for one in known)}
-    shares = {pid: percent * amount / total if total else 0.0 for pid, amount in sums.items()}
+    shares = {pid: percent * (amount / total) if total else 0.0 for pid, amount in sums.items()}
     return Busy(percent, {pid: None if pid in unsound else shares[pid] for pid in seen})
