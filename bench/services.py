@@ -1,6 +1,7 @@
 """Requests that a GPUService loses while its replicas are replaced, reclaimed and unwatched.
 
-    python -m bench.services [--parts changes,zero] [--rate 40] [--replicas 2] [--quick]
+    python -m bench.services [--parts changes,zero,parked] [--rate 40] [--replicas 2]
+                             [--mebibytes 512] [--quick]
 
 A local cluster runs a real API server and real serving processes on CPU cards. Requests come
 open-loop at a Poisson rate, each over its own connection, to an address of a ready pod, which is
@@ -15,7 +16,8 @@ addresses. No request is tried again. Meanwhile
 A request is `lost` if its connection fails or its answer is an error. An answer 503 with
 Retry-After counts as `refused`. `late` ones took longer than the objective, 250 ms.
 
-The part `zero` measures the first answer of a service that has no replica (`bench.zero`).
+The part `zero` measures the first answer of a service that has no replica (`bench.zero`), and the
+part `parked` how a single process parks and wakes, beside its cold start (`bench.parked`).
 """
 
 import argparse
@@ -33,6 +35,8 @@ from typing import Any
 import aiohttp
 
 from bench.machine import print_result
+from bench.parked import COLUMNS as PARKED_COLUMNS
+from bench.parked import play_parked, summary
 from bench.table import format_table
 from bench.zero import COLUMNS as ZERO_COLUMNS
 from bench.zero import play_zero
@@ -294,17 +298,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=40.0, help="requests a second (default 40)")
     parser.add_argument("--replicas", type=int, default=2, help="replicas (default 2)")
     parser.add_argument("--quick", action="store_true", help="a rolling update alone")
-    parser.add_argument("--parts", default="changes", help="changes, zero or both")
+    parser.add_argument("--parts", default="changes", help="of changes, zero, parked")
+    parser.add_argument("--mebibytes", type=int, default=512, help="weights of the part parked")
     options = parser.parse_args(arguments)
     parts = set(options.parts.split(","))
-    if not parts <= {"changes", "zero"}:
-        parser.error(f"--parts: must be changes, zero or both; got {options.parts}")
+    if not parts <= {"changes", "zero", "parked"}:
+        parser.error(f"--parts: must be of changes, zero, parked; got {options.parts}")
     failed = 0
+    if "parked" in parts:
+        parked(options.mebibytes, 1 if options.quick else 5)
     if "zero" in parts:
         failed |= zero(1 if options.quick else 5)
     if "changes" in parts:
         failed |= changes(options.rate, options.replicas, quick=options.quick)
     return failed
+
+
+def parked(mebibytes: int, turns: int) -> None:
+    rows = play_parked(mebibytes, turns)
+    print(format_table(rows, PARKED_COLUMNS))
+    print(summary(rows, mebibytes))
+    print_result(rows, part="parked", turns=turns, mebibytes=mebibytes)
 
 
 def zero(turns: int) -> int:
