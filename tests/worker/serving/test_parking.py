@@ -183,6 +183,22 @@ def test_an_answer_before_it_cancels_it(start: Start) -> None:
     assert found.mover.moves == []
 
 
+def test_a_reply_without_a_request_cancels_what_waits_and_undoes_nothing(start: Start) -> None:
+    found = start()
+    with found.batcher.arrival():
+        found.batcher.park(True)
+        found.batcher.park(None)
+    assert answer(found.batcher.submit(samples(1), 1)) == [2]
+    assert found.mover.moves == []
+    found.batcher.park(True)
+    found.wait_for_attempts(1)
+    found.batcher.park(None)
+    assert found.batcher.is_parked
+    found.batcher.park(False)
+    found.wait_for_attempts(2)
+    assert found.mover.moves == ["park", "wake"]
+
+
 def test_it_is_not_reported_as_parked_before_the_memory_is_free(start: Start) -> None:
     found = start(mover=CountedMover(waits=True))
     found.batcher.park(True)

@@ -50,9 +50,9 @@ class KnownBatcher:
     shared = False
 
     def __init__(self) -> None:
-        self.parks: list[bool] = []
+        self.parks: list[bool | None] = []
 
-    def park(self, parks: bool) -> None:
+    def park(self, parks: bool | None) -> None:
         self.parks.append(parks)
 
     def statistics(self) -> BatcherStatistics:
@@ -112,10 +112,10 @@ def test_replies_park_and_wake_what_answers_and_nothing_else() -> None:
     state.lifecycle.enter(Stage.SERVING)
     for park in (None, True, None, False):
         reply(Reply(park=park))
-    assert batcher.parks == [True, False]
+    assert batcher.parks == [None, True, None, False]
     state.lifecycle.enter(Stage.DRAINING)
     reply(Reply(park=True))
-    assert batcher.parks == [True, False], "its requests are accepted until the end"
+    assert batcher.parks == [None, True, None, False], "its requests are accepted until the end"
 
 
 def test_stages_only_move_forward() -> None:

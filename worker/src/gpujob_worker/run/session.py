@@ -103,7 +103,7 @@ class Session:
         self._on_serving: Callable[[], None] = lambda: None
         self._serving: Callable[[], ServingReport | None] = lambda: None
         self._on_shared: Callable[[bool], None] = lambda _: None
-        self._on_park: Callable[[bool], None] = lambda _: None
+        self._on_park: Callable[[bool | None], None] = lambda _: None
         # Called when a forked child trains; makes its own session there.
         self.begin_in_child: Callable[[], None] = lambda: None
         self._claim = Claim(environment.termination_file)
@@ -277,11 +277,11 @@ class Session:
         self,
         report: Callable[[], ServingReport | None],
         on_shared: Callable[[bool], None],
-        on_park: Callable[[bool], None] = lambda _: None,
+        on_park: Callable[[bool | None], None] = lambda _: None,
     ) -> None:
         """Marks that steps are batches of requests. `report` is a part of every report from now
         on. `on_shared` is called with whether other jobs hold a part of the GPU, and `on_park` with
-        whether the process has to be parked.
+        whether the process has to be parked, or None if it stays as it is.
         """
         self.state.serves()
         self._serving, self._on_shared, self._on_park = report, on_shared, on_park
@@ -294,8 +294,7 @@ class Session:
     def _on_reply(self, reply: Reply) -> None:
         if reply.shared is not None:
             self._on_shared(reply.shared)
-        if reply.park is not None:
-            self._on_park(reply.park)
+        self._on_park(reply.park)
         interval_seconds = min(reply.interval_seconds, INTERVAL_SECONDS_RANGE[1])
         self.yielding.ask(reply.yield_percent, YIELD_INTERVALS * interval_seconds)
         if reply.stop is not None:

@@ -168,13 +168,16 @@ class Batcher:
         """
         self._mover, self._on_moved = mover, on_moved
 
-    def park(self, parks: bool) -> None:
+    def park(self, parks: bool | None) -> None:
         """Parks once no request is queued or in progress, or wakes. Returns at once.
 
-        Requests are refused with `Parked` until it is awake. After an attempt that failed it stays
-        as it is until the next call.
+        A call replaces the one before. None: it stays as it is, and no longer waits for the end of
+        requests. Requests are refused with `Parked` until it is awake. After an attempt that failed
+        it stays as it is until the next call.
         """
         with self._work:
+            if parks is None:
+                parks = self._stage in (_Stage.PARKING, _Stage.PARKED)
             self._parks = parks and self._can_park
             self._work.notify()
 

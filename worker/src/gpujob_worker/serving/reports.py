@@ -41,7 +41,7 @@ class ServingState:
         if self.batcher is not None:
             self.batcher.shared = shared
 
-    def park(self, parks: bool) -> None:
+    def park(self, parks: bool | None) -> None:
         """Parks or wakes, once the batcher can. A process that loads or ends does neither."""
         if self.batcher is not None and self.lifecycle.is_ready:
             self.batcher.park(parks)
