@@ -39,7 +39,7 @@ from bench.parked import COLUMNS as PARKED_COLUMNS
 from bench.parked import play_parked, summary
 from bench.table import format_table
 from bench.zero import COLUMNS as ZERO_COLUMNS
-from bench.zero import play_zero
+from bench.zero import play_zero, zero_request
 from gpujob_local.cluster.cluster import LocalCluster
 from gpujob_local.cluster.options import ClusterOptions, NodeOptions
 from gpujob_local.control_plane.api_client import ApiClient, Json
@@ -325,10 +325,12 @@ def zero(turns: int) -> int:
     """Returns 0 if each request was answered."""
     cluster_options = ClusterOptions(nodes=(NodeOptions("node-1", cards=1),))
     with LocalCluster.start(cluster_options) as cluster:
-        rows = asyncio.run(play_zero(cluster, service(1), request_body(), turns))
+        rows = asyncio.run(play_zero(cluster, service(1), zero_request(), turns))
     print(format_table(rows, ZERO_COLUMNS))
-    seconds = [row["first_answer_seconds"] for row in rows[1:]]
-    print(f"first answer from zero: {statistics.median(seconds):.1f} s (median of {turns})")
+    for act in ("from zero", "from parked"):
+        seconds = [row["first_answer_seconds"] for row in rows if row["act"] == act]
+        median = statistics.median(seconds)
+        print(f"first answer {act}: {median:.1f} s (median of {len(seconds)})")
     lost = sum(row["status"] != 200 for row in rows)
     print_result(rows, part="zero", turns=turns, lost=lost)
     return 0 if lost == 0 else 1

@@ -1,8 +1,10 @@
-"""The first answer of a service that has no replica: the part `zero` of `bench.services`.
+"""The first answer of a service whose replica stopped or parked: the part `zero` of
+`bench.services`.
 
 A service with `minimum: 0` and without requests has stopped its replica. One request comes to the
 gate, which holds it until the operator has started a replica that answers. Afterwards the replica
-stops again. The process loads torch and a model of 1 MiB on a CPU card.
+stops again. Then the same with `parkAfterSeconds`: the replica has parked, its memory is given
+back, and the request wakes it. The process has torch and 256 MiB of weights on a CPU card.
 """
 
 import asyncio
@@ -18,8 +20,26 @@ from gpujob_local.control_plane.api_client import ApiClient, Json
 
 OURS = "/apis/gpujob.dev/v1alpha1/namespaces/default"
 STOP_AFTER_SECONDS, COLD_START_SECONDS = 5, 120
+PARK_AFTER_SECONDS, PARKED_SECONDS_MAX = 5, 3600
+MIB = 2**20
 LIMIT_SECONDS = 300.0
-COLUMNS = ("act", "first_answer_seconds", "stopped_after_seconds", "status")
+COLUMNS = ("act", "first_answer_seconds", "asleep_after_seconds", "reserved_mib", "status")
+SCRIPT = """
+import torch
+from torch import nn
+import gpujob_worker
+layers = [nn.utils.skip_init(nn.Linear, 4096, 4096, bias=False) for _ in range(4)]
+model = nn.Sequential(*layers)
+for weights in model.parameters():
+    nn.init.normal_(weights, std=0.01)
+gpujob_worker.serve(model, torch.zeros(8, 4096), name="digits")
+"""
+
+
+def zero_request() -> Json:
+    """Returns a request for the model of `SCRIPT`."""
+    data = [0.5] * 4096
+    return {"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 4096], "data": data}]}
 
 
 class ZeroService:
@@ -33,10 +53,27 @@ class ZeroService:
             "stopAfterSeconds": STOP_AFTER_SECONDS,
             "coldStartSeconds": COLD_START_SECONDS,
         }
+        [worker] = body["spec"]["template"]["spec"]["containers"]
+        worker["command"] = ["gpujob-run", "--", "python", "-c", SCRIPT]
         self._body = body
 
     def create(self) -> None:
         self._client.create(f"{OURS}/gpuservices", self._body)
+
+    def park(self) -> None:
+        """Lets its replica park instead of stop."""
+        times = {"stopAfterSeconds": PARKED_SECONDS_MAX, "parkAfterSeconds": PARK_AFTER_SECONDS}
+        path = f"{OURS}/gpuservices/{self._name}"
+        self._client.merge(path, {"spec": {"replicas": times}})
+
+    def reservation(self) -> Json:
+        """Returns that of its replica, or {} without one."""
+        jobs = self._client.get(f"{OURS}/gpujobs")["items"]
+        found = (one.get("status", {}).get("reservation") for one in jobs)
+        return next((one for one in found if one), {})
+
+    def is_parked(self) -> bool:
+        return self.reason() == "Parked" and self.reservation().get("source") == "Parked"
 
     def status(self) -> Json:
         return self._client.get(f"{OURS}/gpuservices/{self._name}").get("status") or {}
@@ -74,18 +111,32 @@ class ZeroService:
 
 
 async def play_zero(cluster: LocalCluster, body: Json, request: Json, turns: int) -> list[Json]:
-    """Returns a row for each start from zero, and one for a request to a replica that runs."""
+    """Returns a row for each start from zero, for each wake-up, and for a request to a replica that
+    runs.
+    """
     service = ZeroService(cluster, body)
     await asyncio.to_thread(service.create)
     await service.until(lambda: service.reason() == "ReplicasReady")
     rows = [await _row(service, request, "a replica runs")]
-    for turn in range(turns):
-        await service.until(service.is_at_zero)
-        rows.append(await _row(service, request, f"from zero, {turn + 1}"))
-        began = time.monotonic()
-        await service.until(service.is_at_zero)
-        rows[-1]["stopped_after_seconds"] = round(time.monotonic() - began, 1)
+    await service.until(service.is_at_zero)
+    rows += [await _wake(service, request, "from zero", service.is_at_zero) for _ in range(turns)]
+    await asyncio.to_thread(service.park)
+    rows.append(await _wake(service, request, "from zero", service.is_parked))
+    rows += [await _wake(service, request, "from parked", service.is_parked) for _ in range(turns)]
     return rows
+
+
+async def _wake(
+    service: ZeroService, request: Json, act: str, is_asleep: Callable[[], bool]
+) -> Json:
+    """Sends the first request, and waits until the service is asleep again."""
+    reserved = (await asyncio.to_thread(service.reservation)).get("memoryBytes", 0)
+    row = await _row(service, request, act)
+    began = time.monotonic()
+    await service.until(is_asleep)
+    row["asleep_after_seconds"] = round(time.monotonic() - began, 1)
+    row["reserved_mib"] = round(reserved / MIB)
+    return row
 
 
 async def _row(service: ZeroService, request: Json, act: str) -> Json:
@@ -97,6 +148,7 @@ async def _row(service: ZeroService, request: Json, act: str) -> Json:
     return {
         "act": act,
         "first_answer_seconds": seconds,
-        "stopped_after_seconds": None,
+        "asleep_after_seconds": None,
+        "reserved_mib": None,
         "status": status,
     }

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.services import NAME, OURS, PODS, play, ready_addresses, request_body, service
-from bench.zero import play_zero
+from bench.services import NAME, OURS, PODS, play, ready_addresses, service
+from bench.zero import play_zero, zero_request
 from gpujob_local.cluster.cluster import LocalCluster
 from gpujob_local.cluster.options import ClusterOptions, NodeOptions
 from gpujob_local.control_plane.api_client import ApiClient
@@ -41,11 +41,13 @@ def test_an_update_loses_no_request() -> None:
     assert all(row["lost"] == 0 and row["answered"] > 50 for row in rows), rows
 
 
-def test_a_request_starts_the_first_replica_and_the_last_one_stops() -> None:
+def test_a_request_starts_or_wakes_a_replica_that_stops_or_parks_again() -> None:
     with LocalCluster.start(cluster_of(NodeOptions("node-1", cards=1))) as cluster:
-        rows = asyncio.run(play_zero(cluster, service(1), request_body(), 1))
-    assert [row["act"] for row in rows] == ["a replica runs", "from zero, 1"]
-    assert [row["status"] for row in rows] == [200, 200], rows
+        rows = asyncio.run(play_zero(cluster, service(1), zero_request(), 1))
+    acts = ["a replica runs", "from zero", "from zero", "from parked"]
+    assert [row["act"] for row in rows] == acts
+    assert {row["status"] for row in rows} == {200}, rows
+    assert rows[-1]["reserved_mib"] > 0, "a parked replica keeps its context"
 
 
 def test_a_deleted_gate_is_replaced_and_an_edit_removes_it() -> None:
