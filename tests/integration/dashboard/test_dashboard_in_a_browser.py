@@ -44,6 +44,7 @@ PAGES = (
     "/gpus/n0",
     "/queues",
     "/queues/default",
+    "/services",
     "/job/team/train",
     "/job/team/waits-000",
     "/what-if?add=n0%3D2&horizon=1m",

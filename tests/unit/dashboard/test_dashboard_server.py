@@ -17,7 +17,7 @@ from tests.harness.dashboard import Desk, running_dashboard
 from tests.harness.manifests import job_manifest
 
 TOKEN_REVIEWS = ResourceType("authentication.k8s.io", "v1", "tokenreviews", False)
-PAGES = ("/", "/gpus", "/gpus/n0", "/queues", "/queues/default", "/health", "/what-if")
+PAGES = ("/", "/gpus", "/gpus/n0", "/queues", "/queues/default", "/services", "/health", "/what-if")
 
 
 async def event_of(stream: ClientResponse, name: str) -> str:

@@ -114,6 +114,23 @@ def test_an_open_transaction_cannot_be_saved(file: Path) -> None:
         check_database(cursor, "rows")
 
 
+def test_a_transaction_that_is_always_open_counts_once_it_has_rows(file: Path) -> None:
+    """`autocommit=False` of Python 3.12."""
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        always_open: Any = types.SimpleNamespace(
+            autocommit=False,
+            in_transaction=True,
+            total_changes=1,
+            cursor=connection.cursor,
+        )
+        check_database(always_open, "rows")
+        connection.execute("INSERT INTO rows VALUES (1.0)")
+        with pytest.raises(UnsavableError, match="not committed"):
+            check_database(always_open, "rows")
+        connection.commit()
+        check_database(always_open, "rows")
+
+
 def test_rows_in_memory_cannot_be_saved() -> None:
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         connection.row_factory = lambda cursor, row: dict(enumerate(row))

@@ -163,7 +163,8 @@ SERVICE_CONDITIONS: Mapping[str, Meanings] = {
         "at least one answers",
         "ReplicasFailing": "fewer do, because replicas end by themselves",
         "RequestsFailing": "the model failed for more than half of the requests of the last "
-        "minute, at least 20. The replicas go on, because a restart would not help",
+        "minute, at least 20, and no requests succeeded since. The replicas go on, because a "
+        "restart would not help",
         "ReplicaRejected": "fewer do, because the spec was refused (`Accepted`), or the API server "
         "refused a replica. True while at least one answers",
         "ServiceRejected": "there is no Service in front of the replicas, because the API server "

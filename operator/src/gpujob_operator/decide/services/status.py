@@ -185,7 +185,7 @@ def _ready(
         return asleep
     failing = _failing_words(writer, inputs.service.metadata.namespace, replicas)
     if failing:
-        writer.set(READY, False, REQUESTS_FAILING, f"{count}{_BUT}{failing}")
+        writer.set(READY, False, "RequestsFailing", f"{count}{_BUT}{failing}")
         return "the model fails for most requests"
     if ready >= wanted:
         writer.set(READY, True, "ReplicasReady", count)
