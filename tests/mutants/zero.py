@@ -97,8 +97,8 @@ ZERO = (
     of_operator(
         "memory is given back before a reading shows that it is free",
         "decide/measurement/parking.py",
-        "SETTLED_SECONDS = 10.0",
-        "SETTLED_SECONDS = 0.0",
+        "(serving.parked_seconds or 0.0) >= SETTLED_SECONDS",
+        "serving.parked_seconds is not None",
         "tests/unit/decide/measurement/test_parked_reservations.py",
     ),
     of_operator(
