@@ -23,8 +23,11 @@ from tests.simulation.pods import (
     disruption,
     has_sidecar,
     is_foreign,
+    is_gate,
     is_marked,
+    is_ready,
     wanted_node,
+    with_readiness,
     worker_ended,
     worker_status,
 )
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from tests.simulation.worker import Worker
     from tests.simulation.workloads import NodePlan, Workload
 
+# Whose dependents the garbage collector takes away, by the kind in owner references.
+_OWNERS = {"GPUJob": Kind.JOB, "GPUService": Kind.SERVICE}
 NOT_READY_AFTER_SECONDS = 10.0
 EVICTED_AFTER_SECONDS = 60.0
 
@@ -103,6 +108,9 @@ class Cluster:
     def _watch(self, kind: AnyKind, event_type: str, manifest: Manifest) -> None:
         random = self.clock.random
         metadata = manifest["metadata"]
+        if kind is Kind.POD and is_gate(manifest):
+            # See `GatePods`.
+            return
         if kind is Kind.POD and is_foreign(manifest):
             self._foreign(event_type, metadata)
         elif kind is Kind.POD and event_type == "ADDED":
@@ -111,7 +119,7 @@ class Cluster:
             self.clock.after(random.uniform(0.0, 0.3), lambda: self._terminate(metadata["uid"]))
         elif kind is Kind.POD and event_type == "DELETED":
             self._kill_removed(manifest)
-        elif kind is Kind.JOB and event_type == "DELETED":
+        elif kind in _OWNERS.values() and event_type == "DELETED":
             delay = random.uniform(0.2, 5.0)
             self._collect_after(delay, metadata["uid"])
 
@@ -127,8 +135,14 @@ class Cluster:
             self.clock.after(seconds, lambda: self._collect(job_uid))
 
     def _collect(self, job_uid: str) -> None:
-        """Background deletion of what the job owned; looks again for what was created late."""
+        """Background deletion of what the job or the service owned; looks again for what was
+        created late."""
         self._collecting.discard(job_uid)
+        for job in self.api.list(Kind.JOB):
+            owners = job["metadata"].get("ownerReferences") or ()
+            if any(one["uid"] == job_uid for one in owners):
+                self.api.remove(Kind.JOB, job["metadata"]["uid"], "garbage-collector")
+                self._collect_after(20.0, job_uid)
         for service in self.api.list(OtherKind.SERVICE):
             if any(one["uid"] == job_uid for one in service["metadata"]["ownerReferences"]):
                 self.api.remove(OtherKind.SERVICE, service["metadata"]["uid"], "garbage-collector")
@@ -238,7 +252,9 @@ class Cluster:
             # A container that knows nothing of the worker's end keeps the pod as it is.
             phase = "Running"
             containers.append({"name": SIDECAR, "state": {"running": {}}})
-        said = {"reason": reason} if reason else {}
+        said: dict[str, Any] = {"reason": reason} if reason else {}
+        if is_ready(pod):
+            said |= with_readiness(pod, ready=False)
         if pod["status"].get("reason") == "Evicted" and self.clock.random.random() < 0.5:
             # Before Kubernetes 1.27 whatever its worker ended with, and after it where that failed.
             phase = "Failed"
@@ -356,9 +372,14 @@ class Cluster:
                 self._restored_node(machine)
         for pod in self.api.list(Kind.POD):
             self._again(pod)
-            for owner in pod["metadata"].get("ownerReferences") or ():
-                if self.api.find(Kind.JOB, owner["uid"]) is None:
-                    self._collect_after(5.0, owner["uid"])
+        for kind in (Kind.POD, Kind.JOB):
+            for manifest in self.api.list(kind):
+                self._collect_without_owner(manifest)
+
+    def _collect_without_owner(self, manifest: Manifest) -> None:
+        for owner in manifest["metadata"].get("ownerReferences") or ():
+            if self.api.find(_OWNERS[owner["kind"]], owner["uid"]) is None:
+                self._collect_after(5.0, owner["uid"])
 
     def _restored_node(self, machine: Machine) -> None:
         """The cloud takes the objects of a node away that is gone; kubelets make theirs anew."""

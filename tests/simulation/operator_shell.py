@@ -3,23 +3,27 @@
 Modelled: kopf, whose events lag, repeat and get lost; the bytes between HTTP's two ends; the
 answers of the forecaster's child process; a process that is paused, crashes and starts again.
 Real: client, watches of jobs, pods and nodes, full lists, cache, planning, scheduling loop,
-executor with its dry runs and retries, rendering, events, Lease, report server with its token
-reviews, forecaster. `test_shell_wiring.py` names the parts that are left out.
+executor with its dry runs and retries, service loop with its writers, rendering, events, Lease,
+report server with its token reviews, forecaster. `test_shell_wiring.py` names the parts that are
+left out.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, cast
 
 from aiohttp import web
 
+from gpujob_api.manifest import GPUSERVICE
 from gpujob_api.meta import Metadata
 from gpujob_operator.act.backoff import Backoff
 from gpujob_operator.act.events import EventPoster
 from gpujob_operator.act.executor import Executor
+from gpujob_operator.act.front_writer import FrontWriter
 from gpujob_operator.act.item_runner import ItemRunner
+from gpujob_operator.act.service_writer import ServiceFeedback, ServiceWriter
 from gpujob_operator.act.trials import Trials
 from gpujob_operator.act.writer import Feedback, Writer
 from gpujob_operator.client.kube import Manifest, ResourceType
@@ -28,6 +32,7 @@ from gpujob_operator.cycle import PlanFunction
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.decide.services.plan import plan_services
 from gpujob_operator.forecast.forecaster import Forecaster
 from gpujob_operator.leadership.cache_sync import CacheSync
 from gpujob_operator.leadership.cluster_clock import ClusterClock
@@ -38,9 +43,12 @@ from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.watch.relist import Relist
 from gpujob_operator.observe.watch.watches import FOLLOWED, Watch, restart_of
+from gpujob_operator.port.gates import GateReceiver
 from gpujob_operator.port.reports import ReportReceiver
 from gpujob_operator.port.tokens import TokenChecks
 from gpujob_operator.render.event import event
+from gpujob_operator.render.gate import gate_revision
+from gpujob_operator.service_loop import GateSources, PlanServices, ServiceLoop
 from gpujob_operator.signals import Signal
 from gpujob_operator.telemetry.metrics import Metrics
 from tests.simulation.api_server import ApiServer
@@ -58,6 +66,7 @@ from tests.simulation.troubles import Troubles
 
 METRICS = Metrics()
 Answered = Callable[[int, str], None]
+Receive = Callable[[web.Request], Awaitable[web.Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,7 @@ class Parts:
     kube: type[SimulatedKube] = SimulatedKube
     clock: type[ClusterClock] = ClusterClock
     trials: type[Trials] = Trials
+    services: PlanServices = plan_services
 
 
 class OperatorShell:
@@ -127,6 +137,14 @@ class OperatorShell:
         self._mandate = Mandate(self._leadership, self._sync)
         tokens = TokenChecks(reviews, self._now)
         self._receiver = self._make_receiver(tokens)
+        self._gates = GateReceiver(
+            self._cache,
+            tokens,
+            METRICS,
+            clock=self._moment,
+            monotonic=self._now,
+            is_leader=self._may_act,
+        )
         self.readings = ReadingPort(
             self._clock, self._loop, self._cache, tokens, METRICS, self._moment, lambda: self.leads
         )
@@ -202,6 +220,7 @@ class OperatorShell:
             self._poster.run(),
             self._forecaster.run(),
             self._scheduling_loop(executor).run(),
+            self._service_loop().run(),
         ):
             self._loop.create_task(part).add_done_callback(self._part_ended)
 
@@ -254,9 +273,14 @@ class OperatorShell:
 
     def receive(self, post: Post, answered: Answered) -> None:
         """A report arrives; `answered` is told the status and the body, unless the process ends."""
+        self._answer(self._receiver._post, post, answered)
 
+    def receive_of_gate(self, post: Post, answered: Answered) -> None:
+        self._answer(self._gates._post, post, answered)
+
+    def _answer(self, receive: Receive, post: Post, answered: Answered) -> None:
         async def answer() -> None:
-            response = await self._receiver._post(cast("web.Request", post))
+            response = await receive(cast("web.Request", post))
             answered(response.status, response.text or "")
 
         if self.alive:
@@ -276,6 +300,28 @@ class OperatorShell:
             # A cycle takes no virtual time, however busy the machine is: a seed can be replayed.
             monotonic=self._now,
             planned=self._receiver.parking.planned,
+        )
+
+    def _service_loop(self) -> ServiceLoop:
+        writer = ServiceWriter(
+            self.kube,
+            ServiceFeedback(self._written_back, self._gone, self._noted_of_service),
+            may_act=self._may_act,
+            unknown=lambda uid: self._cache.unknown_fields(Kind.SERVICE, uid),
+            configuration=self._configuration,
+        )
+        return ServiceLoop(
+            services=lambda: self._cache.services.views,
+            snapshot=lambda: self._newest_snapshot,
+            plan=self._parts.services,
+            writer=writer,
+            front=FrontWriter(self.kube, may_act=self._may_act),
+            gates=GateSources(
+                self._gates.newest,
+                lambda service: gate_revision(service, self._configuration),
+            ),
+            may_act=self._may_act,
+            clock=self._moment,
         )
 
     def _executor(self) -> Executor:
@@ -328,6 +374,9 @@ class OperatorShell:
 
     def _noted(self, metadata: Metadata, note: EventNote) -> None:
         self._poster.post(event(metadata, note, self._moment()))
+
+    def _noted_of_service(self, metadata: Metadata, note: EventNote) -> None:
+        self._poster.post(event(metadata, note, self._moment(), GPUSERVICE.kind))
 
     def _restart_watches(self) -> None:
         for one in self._watches:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gpujob_api.meta import ANNOTATION_GPUS
+from gpujob_api.meta import ANNOTATION_GPUS, LABEL_GATE
 from gpujob_api.settings import ENV_GRACE_SECONDS
 
 SIDECAR = "sidecar"
@@ -13,6 +13,22 @@ FINAL = ("Succeeded", "Failed")
 def is_foreign(pod: Mapping[str, Any]) -> bool:
     """Nobody of ours made it: it names no node that the scheduler should choose."""
     return "affinity" not in pod["spec"]
+
+
+def is_gate(pod: Mapping[str, Any]) -> bool:
+    """A gate of a GPUService, as the operator makes them."""
+    return (pod["metadata"].get("labels") or {}).get(LABEL_GATE) == "true"
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions") or ()
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def with_readiness(pod: Mapping[str, Any], *, ready: bool) -> dict[str, Any]:
+    """The conditions of a pod that has a readiness probe."""
+    others = [one for one in pod["status"].get("conditions") or () if one["type"] != "Ready"]
+    return {"conditions": [*others, {"type": "Ready", "status": str(ready)}]}
 
 
 def has_sidecar(pod: Mapping[str, Any]) -> bool:

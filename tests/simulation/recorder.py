@@ -25,7 +25,7 @@ from tests.simulation.job_facts import (
     still_holds_gpus,
     wants_all,
 )
-from tests.simulation.pods import attempt_of, is_live, told_grace
+from tests.simulation.pods import attempt_of, is_gate, is_live, told_grace
 from tests.simulation.room import Room
 
 # Writes and events are under way for so long; times in objects are whole seconds.
@@ -92,7 +92,7 @@ class Recorder:
                 self._ends.leaves(revision.object["metadata"]["name"])
         elif revision.kind is Kind.JOB:
             self._job(revision, ours=ours)
-        elif revision.kind is Kind.POD:
+        elif revision.kind is Kind.POD and not is_gate(revision.object):
             self._pod(revision, ours=ours)
 
     def _restored(self) -> None:

@@ -24,4 +24,6 @@ class Result:
     lists: int = 0
     # How often the writes of each object were refused.
     refused: dict[str, int] = field(default_factory=dict[str, int])
+    # How many requests of services ended how.
+    requests: dict[str, int] = field(default_factory=dict[str, int])
     stories: dict[str, Story] = field(default_factory=dict[str, Story])

@@ -20,6 +20,7 @@ from tests.simulation.pod_starts import (
 )
 from tests.simulation.queue_worlds import with_queues
 from tests.simulation.quotas import PodQuota
+from tests.simulation.service_worlds import with_services
 from tests.simulation.workloads import (
     ANY_END,
     EVERY_ATTEMPT,
@@ -111,7 +112,7 @@ def make_rough_scenario(seed: int) -> Scenario:
     submissions = _saying_farewell(seed, submissions)
     quotas = _quotas(seed, submissions, len(plain.impostors))
     made = Scenario(plain.nodes, submissions, plain.troubles, plain.impostors, quotas=quotas)
-    return with_queues(seed, made)
+    return with_services(seed, with_queues(seed, made))
 
 
 def _refused(

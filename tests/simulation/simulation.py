@@ -41,6 +41,7 @@ from tests.simulation.quotas import PodQuotas
 from tests.simulation.recorder import Recorder
 from tests.simulation.result import Result
 from tests.simulation.rough import make_rough_incidents, make_rough_scenario
+from tests.simulation.services import Services, is_of_service
 from tests.simulation.troubles import Troubles
 from tests.simulation.users import Users
 from tests.simulation.volumes import keeps_checkpoints
@@ -51,7 +52,7 @@ PlanFunction = Callable[[Snapshot, datetime], Plan]
 END_SECONDS = 6000.0
 QUIET_SECONDS = 90.0
 RESTART_SECONDS = 3.0
-CONFIGURATION = Configuration(report_url="http://operator/report")
+CONFIGURATION = Configuration(report_url="http://operator/report", gate_image="operator:1")
 
 
 class Simulation:
@@ -117,6 +118,9 @@ class Simulation:
         )
         self._users = Users(self.clock, self.api, self.scenario.submissions)
         self._hostile = HostileAuthor(self.clock, self.api, self.cluster)
+        self._services = (
+            self._make_services(sees_all=not is_rough) if self.scenario.services else None
+        )
         self._lists = 0
         self._orphans = Orphans(
             self.api,
@@ -146,7 +150,18 @@ class Simulation:
         result = self._result()
         for shell in self.shells:
             shell.close()
+        if self._services is not None:
+            self._services.close()
         return result
+
+    def _make_services(self, *, sees_all: bool) -> Services:
+        return Services(
+            self.clock, self.api, self.cluster, self.shells, self.faults, self.scenario.services,
+            self.operator_names,
+            self.recorder.fail,
+            self.recorder.operator_broke,
+            sees_all=sees_all,
+        )  # fmt: skip
 
     def _settle(self) -> None:
         """Until every job is where it belongs and nothing was written for a while."""
@@ -162,6 +177,8 @@ class Simulation:
     def _is_where_it_belongs(self, job: GPUJob) -> bool:
         if job.metadata.deletion_timestamp is not None:
             return not self.recorder.live_pods(job.metadata.uid)
+        if is_of_service(job):
+            return job.finished
         return job.finished or self._expected(job) == "Pending"
 
     def _expected(self, job: GPUJob) -> str:
@@ -211,12 +228,16 @@ class Simulation:
         disk = Disk()
         if keeps_checkpoints(pod):
             disk = self.disks.setdefault(pod["metadata"]["labels"]["gpujob.dev/job-uid"], disk)
+        if self._services is not None and self._services.has(pod):
+            return self._services.start(cluster, machine, pod, self._tell, self.processes)
         workload = self._workload_of(pod)
         return Worker(
             cluster, machine, pod, workload, disk, self._peers_run, self._tell, self.processes
         )
 
     def _workload_of(self, pod: Manifest) -> Workload:
+        if self._services is not None and self._services.has(pod):
+            return self._services.plan_of(pod).model.workload
         key = f"{pod['metadata']['namespace']}/{pod['metadata']['labels']['gpujob.dev/job']}"
         return next(one.workload for one in self.scenario.submissions if one.key == key)
 
@@ -267,12 +288,15 @@ class Simulation:
                 *self._check_rest(),
                 *self._check_orphans(),
             ]
+        if not violations and self._services is not None:
+            self._services.finish(self._is_broken)
+            violations = list(self.recorder.violations)
         for shell in self.shells:
             self._count_of(shell)
         return Result(
             self.seed,
             violations,
-            {key_of(job): end_of(job) for job in self.jobs()},
+            {key_of(job): end_of(job) for job in self.jobs() if not is_of_service(job)},
             dict(self.recorder.attempts),
             self.recorder.operator_writes,
             self.cycles,
@@ -280,6 +304,7 @@ class Simulation:
             self.clock.now,
             self._lists,
             dict(self.troubles.refused),
+            {} if self._services is None else self._services.ends,
             dict(self.recorder.stories),
         )
 

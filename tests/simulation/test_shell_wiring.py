@@ -11,7 +11,6 @@ from tests.simulation import operator_shell, reading_port
 from tests.simulation.operator_shell import Parts
 
 # `docs/design/fault-tests.md`: kopf and the connection are modelled, the others have no part in it.
-# Services have a virtual time of their own (`tests/unit/decide/services`).
 MODELLED = {"KopfThread", "Kube", "Memo"}
 ABSENT = {
     "CrashAfterWrites",
@@ -20,15 +19,9 @@ ABSENT = {
     "Legacy",
     "LifeSigns",
     "Log",
-    "FrontWriter",
-    "GateReceiver",
-    "GateSources",
     "Pace",
     "ReportEndpoint",
     "Scope",
-    "ServiceFeedback",
-    "ServiceLoop",
-    "ServiceWriter",
     "Supervisor",
 }
 KEYWORDS_ABSENT = {

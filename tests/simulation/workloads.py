@@ -1,9 +1,11 @@
 """What jobs really do, which the operator can only find out by measuring; and a seed's jobs."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpujob_api.meta import API_VERSION
 from gpujob_api.quantities import GIB, MIB
@@ -16,6 +18,9 @@ from tests.simulation.pod_starts import NEVER_SECONDS, NodeRefusal
 from tests.simulation.pods import SIDECAR
 from tests.simulation.quotas import PodQuota
 from tests.simulation.troubles import Trouble, TroubleKind
+
+if TYPE_CHECKING:
+    from tests.simulation.service_worlds import ServicePlan
 
 OTHER_NAMESPACE = "other"
 NAMESPACES = (NAMESPACE, OTHER_NAMESPACE)
@@ -120,12 +125,13 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    nodes: tuple["NodePlan", ...]
+    nodes: tuple[NodePlan, ...]
     submissions: tuple[Submission, ...]
     troubles: tuple[Trouble, ...] = ()
     impostors: tuple[Impostor, ...] = ()
     queues: tuple[dict[str, Any], ...] = field(default_factory=lambda: (make_queue("default"),))
     quotas: tuple[PodQuota, ...] = ()
+    services: tuple[ServicePlan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,215 @@
+"""I17 on every revision: how many replicas services have, and when they stop.
+
+It reads what was committed and what processes really did, never what an operator believes.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field
+
+from gpujob_api.meta import LABEL_JOB_UID, LABEL_REVISION
+from gpujob_operator.decide.services.rollout import SURGE_MAX
+from gpujob_operator.observe.cache import Kind
+from tests.simulation.api_server import ApiServer, Manifest, Revision
+from tests.simulation.gate_process import GateProcess
+from tests.simulation.requests import End, Process, Request, of_service, takes_requests
+from tests.simulation.server import Server
+
+PROMISE = "I17"
+# For how long an operator may not know of a change: events and reports are under way, are lost, and
+# found by a list; a request of a process that was frozen arrives.
+LAG_SECONDS = 5.0
+LAG_WITH_FAULTS_SECONDS = 60.0
+# A gate's report counts for so long, and its successor is a second later.
+REPORT_SECONDS = 12.0
+REPORT_WITH_FAULTS_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class _Replica:
+    """A replica's job. It lives from a time on until it is stopped, finished or deleted."""
+
+    service: str
+    live_since: float | None = None
+    # When it took requests the last time, and whether it does now.
+    ready_at: float = float("-inf")
+    ready: bool = False
+
+
+@dataclass(slots=True)
+class _Bounds:
+    """A service's specs of the last while: when each was written, minimum and maximum."""
+
+    written: list[tuple[float, int, int]] = field(default_factory=list[tuple[float, int, int]])
+
+    def since(self, at: float) -> list[tuple[float, int, int]]:
+        """Those that were in force at any time since."""
+        old = [one for one in self.written if one[0] <= at][-1:]
+        return old + [one for one in self.written if one[0] > at]
+
+
+class ServiceRules:
+    """Feed it every revision, and the end of every request."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        operators: Set[str],
+        gates: Mapping[str, GateProcess],
+        fail: Callable[[str, str], None],
+        *,
+        sees_all: bool,
+    ) -> None:
+        """`sees_all`: no fault keeps an event from the operators."""
+        self._api = api
+        self._operators = operators
+        self._gates = gates
+        self._fail = fail
+        self._sees_all = sees_all
+        self._lag_seconds = LAG_SECONDS if sees_all else LAG_WITH_FAULTS_SECONDS
+        # By the job's UID, and by the service's.
+        self._replicas: dict[str, _Replica] = {}
+        self._bounds: dict[str, _Bounds] = {}
+        self.ends: Counter[End] = Counter()
+        # The newest answer of each service, by namespace/name.
+        self.answered_at: dict[str, float] = {}
+        # After a restore, what was decided before counts as unknown.
+        self._restored_at = float("-inf")
+        api.recorders.append(self.observe)
+        api.restored.append(self._restored)
+
+    def _restored(self) -> None:
+        self._restored_at = self._api.now
+        self._replicas.clear()
+        for job in self._api.list(Kind.JOB):
+            self._job(job)
+        for pod in self._api.list(Kind.POD):
+            self._pod(pod)
+
+    def observe(self, revision: Revision) -> None:
+        ours = revision.by in self._operators and not self._may_not_know()
+        manifest = revision.object
+        if revision.kind is Kind.SERVICE and revision.type != "DELETED":
+            self._service(revision)
+            if ours:
+                self._check_stop(revision)
+        elif not of_service(manifest):
+            return
+        elif revision.kind is Kind.JOB:
+            if ours and revision.type == "DELETED":
+                self._check_removal(manifest)
+            if revision.type == "DELETED":
+                self._replicas.pop(manifest["metadata"]["uid"], None)
+            else:
+                self._job(manifest)
+                if ours and revision.type == "ADDED":
+                    self._check_number(manifest)
+        elif revision.kind is Kind.POD:
+            self._pod(manifest, gone=revision.type == "DELETED")
+
+    def _may_not_know(self) -> bool:
+        return self._api.now <= self._restored_at + LAG_WITH_FAULTS_SECONDS
+
+    # -- what there is
+
+    def _service(self, revision: Revision) -> None:
+        spec, uid = revision.object["spec"], revision.object["metadata"]["uid"]
+        if revision.before is not None and revision.before["spec"] == spec:
+            return
+        replicas = spec["replicas"]
+        minimum, most = replicas["minimum"], replicas["maximum"]
+        least = 0 if spec["suspend"] else minimum
+        self._bounds.setdefault(uid, _Bounds()).written.append((revision.at, least, most))
+
+    def _job(self, job: Manifest) -> None:
+        metadata, status = job["metadata"], job.get("status") or {}
+        if LABEL_REVISION not in metadata.get("labels", {}):
+            return
+        replica = self._replicas.setdefault(metadata["uid"], _Replica(of_service(job)))
+        ended = status.get("phase") in ("Succeeded", "Failed") or status.get("stop") is not None
+        if ended or "deletionTimestamp" in metadata:
+            replica.live_since = None
+        elif replica.live_since is None:
+            replica.live_since = self._api.now
+
+    def _pod(self, pod: Manifest, *, gone: bool = False) -> None:
+        replica = self._replicas.get(pod["metadata"]["labels"].get(LABEL_JOB_UID, ""))
+        if replica is None:
+            return
+        ready = takes_requests(pod) and not gone
+        if ready or replica.ready:
+            replica.ready_at = self._api.now
+        replica.ready = ready
+
+    def _of(self, service: str) -> Iterable[_Replica]:
+        return (one for one in self._replicas.values() if one.service == service)
+
+    # -- checks
+
+    def _check_removal(self, job: Manifest) -> None:
+        """No update and no smaller number leaves fewer ready replicas than the minimum, or than
+        there were.
+        """
+        now, uid = self._api.now, of_service(job)
+        removed = self._replicas.get(job["metadata"]["uid"])
+        if removed is None or not removed.ready or self._api.find(Kind.SERVICE, uid) is None:
+            return
+        since = now - self._lag_seconds
+        bounds = self._bounds[uid].since(since)
+        before = sum(one.ready for one in self._of(uid))
+        wanted = min(before, *(least for _, least, _ in bounds))
+        left = sum(
+            one.ready or one.ready_at >= since for one in self._of(uid) if one is not removed
+        )
+        if left < wanted:
+            text = f"{left} replicas are left ready, of {before}"
+            self._fail(PROMISE, f"{job['metadata']['name']} is removed: {text}")
+
+    def _check_number(self, job: Manifest) -> None:
+        """No more replicas than wanted and one that replaces another."""
+        uid, since = of_service(job), self._api.now - self._lag_seconds
+        if LABEL_REVISION not in job["metadata"]["labels"] or uid not in self._bounds:
+            return
+        live = sum(one.live_since is not None and one.live_since <= since for one in self._of(uid))
+        most = max(most for _, _, most in self._bounds[uid].since(since))
+        if live + 1 > most + SURGE_MAX:
+            text = f"is created beside {live} others, of {most} at most"
+            self._fail(PROMISE, f"{job['metadata']['name']} {text}")
+
+    def _check_stop(self, revision: Revision) -> None:
+        """The last replica stops without requests only. A status is written for the spec and the
+        status that were decided on.
+        """
+        before, status = (revision.before or {}).get("status") or {}, revision.object["status"]
+        spec = revision.object["spec"]
+        if not before.get("wantedReplicas") or status["wantedReplicas"] or spec["suspend"]:
+            return
+        name, now = revision.object["metadata"]["name"], self._api.now
+        known = now - (REPORT_SECONDS if self._sees_all else REPORT_WITH_FAULTS_SECONDS)
+        after = spec["replicas"]["stopAfterSeconds"]
+        for gate in self._gates.values():
+            if gate.service != revision.object["metadata"]["uid"]:
+                continue
+            asked = gate.asked_since()
+            if asked is not None and asked <= known:
+                self._fail(PROMISE, f"{name} stops while a request waits for {now - asked:.0f} s")
+            seconds = now - gate.last_end(known)
+            if seconds < after - 1:
+                self._fail(PROMISE, f"{name} stops {seconds:.0f} s after a request, not {after}")
+
+    # -- requests
+
+    def ended(self, request: Request, end: End, process: Process | None) -> None:
+        """A client has its answer."""
+        self.ends[end] += 1
+        if end is End.ANSWERED:
+            self.answered_at[request.service] = self._api.now
+        if end is not End.REFUSED or not isinstance(process, Server) or self._may_not_know():
+            return
+        if process.drained and process.machine.connected:
+            text = f"has drained, and the Service of {request.service} still sends requests to it"
+            self._fail(PROMISE, f"{process.name} {text}")
+
+    def lost(self, server: Server, requests: int) -> None:
+        """A replica was killed at the end of its grace."""
+        self._fail(PROMISE, f"{server.name} ended with {requests} requests without an answer")
