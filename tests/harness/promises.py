@@ -114,6 +114,13 @@ PROMISES = {
         "a setting that changes the loss is taken back",
         "on a GPU; whole trainings of large models",
     ),
+    "I17": Promise(
+        "requests",
+        "a replica that is removed in order answers what it accepted; no update and no smaller "
+        "number leaves fewer ready replicas than the minimum, and the last one stops without "
+        "requests only",
+        "on a real kubelet under faults",
+    ),
 }
 
 _HEAD = f"""# Promises

@@ -26,6 +26,7 @@ from tests.simulation.pods import (
     is_gate,
     is_marked,
     is_ready,
+    of_service,
     wanted_node,
     with_readiness,
     worker_ended,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _OWNERS = {"GPUJob": Kind.JOB, "GPUService": Kind.SERVICE}
 NOT_READY_AFTER_SECONDS = 10.0
 EVICTED_AFTER_SECONDS = 60.0
+ABSENT_OWNER_SECONDS = 5.0
 
 
 class Cluster:
@@ -108,6 +110,9 @@ class Cluster:
     def _watch(self, kind: AnyKind, event_type: str, manifest: Manifest) -> None:
         random = self.clock.random
         metadata = manifest["metadata"]
+        if event_type == "ADDED" and of_service(manifest):
+            # It may have come so late that its owner is gone.
+            self._collect_without_owner(manifest)
         if kind is Kind.POD and is_gate(manifest):
             # See `GatePods`.
             return
@@ -138,15 +143,17 @@ class Cluster:
         """Background deletion of what the job or the service owned; looks again for what was
         created late."""
         self._collecting.discard(job_uid)
+        if not self.collects:
+            return
         for job in self.api.list(Kind.JOB):
             owners = job["metadata"].get("ownerReferences") or ()
             if any(one["uid"] == job_uid for one in owners):
                 self.api.remove(Kind.JOB, job["metadata"]["uid"], "garbage-collector")
                 self._collect_after(20.0, job_uid)
         for service in self.api.list(OtherKind.SERVICE):
-            if any(one["uid"] == job_uid for one in service["metadata"]["ownerReferences"]):
+            if any(one["uid"] == job_uid for one in service["metadata"].get("ownerReferences", ())):
                 self.api.remove(OtherKind.SERVICE, service["metadata"]["uid"], "garbage-collector")
-        for pod in self.api.list(Kind.POD) if self.collects else ():
+        for pod in self.api.list(Kind.POD):
             owners = pod["metadata"].get("ownerReferences") or ()
             if any(owner["uid"] == job_uid for owner in owners):
                 self.delete_pod(pod, "garbage-collector")
@@ -379,7 +386,7 @@ class Cluster:
     def _collect_without_owner(self, manifest: Manifest) -> None:
         for owner in manifest["metadata"].get("ownerReferences") or ():
             if self.api.find(_OWNERS[owner["kind"]], owner["uid"]) is None:
-                self._collect_after(5.0, owner["uid"])
+                self._collect_after(ABSENT_OWNER_SECONDS, owner["uid"])
 
     def _restored_node(self, machine: Machine) -> None:
         """The cloud takes the objects of a node away that is gone; kubelets make theirs anew."""

@@ -22,8 +22,9 @@ from tests.simulation.event_loop import VirtualLoop
 from tests.simulation.faults import Faults
 from tests.simulation.machines import Machine
 from tests.simulation.operator_shell import OperatorShell
+from tests.simulation.pods import of_service
 from tests.simulation.posts import Post
-from tests.simulation.requests import End, Network, Request, address_of, of_service
+from tests.simulation.requests import End, Network, Request, address_of
 
 NOWHERE = Destination("http://operator/gate", Path("token"))
 NETWORK_SECONDS_MAX = 0.02

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gpujob_api.meta import ANNOTATION_GPUS, LABEL_GATE
+from gpujob_api.meta import ANNOTATION_GPUS, LABEL_GATE, LABEL_SERVICE_UID
 from gpujob_api.settings import ENV_GRACE_SECONDS
 
 SIDECAR = "sidecar"
@@ -13,6 +13,11 @@ FINAL = ("Succeeded", "Failed")
 def is_foreign(pod: Mapping[str, Any]) -> bool:
     """Nobody of ours made it: it names no node that the scheduler should choose."""
     return "affinity" not in pod["spec"]
+
+
+def of_service(manifest: Mapping[str, Any]) -> str:
+    """The UID of the GPUService that an object belongs to, or ""."""
+    return (manifest["metadata"].get("labels") or {}).get(LABEL_SERVICE_UID, "")
 
 
 def is_gate(pod: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from gpujob_api.meta import LABEL_SERVICE, LABEL_SERVICE_UID
+from gpujob_api.meta import LABEL_SERVICE
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import AnyKind, ApiServer, Manifest, OtherKind
 from tests.simulation.clock import Clock
@@ -117,8 +117,3 @@ def takes_requests(pod: Manifest) -> bool:
     """Whether a Service sends requests to the pod."""
     leaves = "deletionTimestamp" in pod["metadata"]
     return is_ready(pod) and not leaves and pod["status"]["phase"] not in FINAL
-
-
-def of_service(manifest: Manifest) -> str:
-    """The UID of the GPUService that an object belongs to, or ""."""
-    return (manifest["metadata"].get("labels") or {}).get(LABEL_SERVICE_UID, "")

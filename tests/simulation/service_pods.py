@@ -11,8 +11,8 @@ from tests.simulation.api_server import AnyKind, ApiServer, Manifest
 from tests.simulation.clock import Clock
 from tests.simulation.gate_process import GateProcess
 from tests.simulation.machines import Machine
-from tests.simulation.pods import is_gate, is_ready, with_readiness, worker_ended
-from tests.simulation.requests import Network, address_of, of_service
+from tests.simulation.pods import is_gate, is_ready, of_service, with_readiness, worker_ended
+from tests.simulation.requests import Network, address_of
 from tests.simulation.server import Server
 
 # As the product's pods have it (`render.gpuservice`, `render.gate`).

@@ -12,7 +12,8 @@ from gpujob_operator.decide.services.rollout import SURGE_MAX
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest, Revision
 from tests.simulation.gate_process import GateProcess
-from tests.simulation.requests import End, Process, Request, of_service, takes_requests
+from tests.simulation.pods import of_service
+from tests.simulation.requests import End, Process, Request, takes_requests
 from tests.simulation.server import Server
 
 PROMISE = "I17"
@@ -31,9 +32,17 @@ class _Replica:
 
     service: str
     live_since: float | None = None
-    # When it took requests the last time, and whether it does now.
+    # When it took requests the last time, and since when it does.
     ready_at: float = float("-inf")
-    ready: bool = False
+    ready_since: float | None = None
+
+    def ready_for(self, since: float) -> bool:
+        """Whether it has taken requests all the time since."""
+        return self.ready_since is not None and self.ready_since <= since
+
+    def was_ready(self, since: float) -> bool:
+        """Whether it has taken requests at any time since."""
+        return self.ready_since is not None or self.ready_at >= since
 
 
 @dataclass(slots=True)
@@ -136,10 +145,11 @@ class ServiceRules:
         replica = self._replicas.get(pod["metadata"]["labels"].get(LABEL_JOB_UID, ""))
         if replica is None:
             return
-        ready = takes_requests(pod) and not gone
-        if ready or replica.ready:
-            replica.ready_at = self._api.now
-        replica.ready = ready
+        ready, now = takes_requests(pod) and not gone, self._api.now
+        if replica.ready_since is not None and not ready:
+            replica.ready_at, replica.ready_since = now, None
+        elif replica.ready_since is None and ready:
+            replica.ready_since = now
 
     def _of(self, service: str) -> Iterable[_Replica]:
         return (one for one in self._replicas.values() if one.service == service)
@@ -151,16 +161,14 @@ class ServiceRules:
         there were.
         """
         now, uid = self._api.now, of_service(job)
-        removed = self._replicas.get(job["metadata"]["uid"])
-        if removed is None or not removed.ready or self._api.find(Kind.SERVICE, uid) is None:
+        removed, since = self._replicas.get(job["metadata"]["uid"]), now - self._lag_seconds
+        if removed is None or self._api.find(Kind.SERVICE, uid) is None:
             return
-        since = now - self._lag_seconds
-        bounds = self._bounds[uid].since(since)
-        before = sum(one.ready for one in self._of(uid))
-        wanted = min(before, *(least for _, least, _ in bounds))
-        left = sum(
-            one.ready or one.ready_at >= since for one in self._of(uid) if one is not removed
-        )
+        if not removed.ready_for(since):
+            return
+        before = sum(one.ready_for(since) for one in self._of(uid))
+        wanted = min(before, *(least for _, least, _ in self._bounds[uid].since(since)))
+        left = sum(one.was_ready(since) for one in self._of(uid) if one is not removed)
         if left < wanted:
             text = f"{left} replicas are left ready, of {before}"
             self._fail(PROMISE, f"{job['metadata']['name']} is removed: {text}")

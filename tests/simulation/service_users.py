@@ -26,6 +26,7 @@ class Want(Enum):
     """What becomes of all services."""
 
     AS_PLANNED = "as planned"
+    # Suspended, and with a gate, whatever the plan has.
     SUSPENDED = "suspended"
     NONE = "none"
 
@@ -56,7 +57,10 @@ class ServiceUsers:
         spec = plan.wanted(self._clock.now)
         if spec is None or self._want is Want.AS_PLANNED:
             return spec
-        return {**spec, "suspend": True} if self._want is Want.SUSPENDED else None
+        if self._want is Want.NONE:
+            return None
+        replicas = {"stopAfterSeconds": 60, "coldStartSeconds": 120, **spec["replicas"]}
+        return {**spec, "replicas": {**replicas, "minimum": 0}, "suspend": True}
 
     def _bring_about(self, plan: ServicePlan) -> None:
         spec, key = self._wanted(plan), (plan.namespace, plan.name)

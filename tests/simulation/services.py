@@ -14,8 +14,8 @@ from tests.simulation.faults import Faults
 from tests.simulation.gate_process import GateProcess
 from tests.simulation.machines import Machine
 from tests.simulation.operator_shell import OperatorShell
-from tests.simulation.pods import is_gate
-from tests.simulation.requests import Network, of_service, takes_requests
+from tests.simulation.pods import is_gate, of_service
+from tests.simulation.requests import Network, takes_requests
 from tests.simulation.server import Measurement, Server
 from tests.simulation.service_pods import ServicePods
 from tests.simulation.service_rules import PROMISE, ServiceRules
@@ -28,6 +28,8 @@ _NAME = re.compile(r"^(.+?)-(?:pick-)?[0-9a-f]{6}(?:-[0-9]+)?$")
 # From the end of all jobs: a queue of starts, pauses after failures, a load of the model.
 READY_SECONDS_MAX = 300.0
 STEP_SECONDS = 3.0
+# Until a gate takes requests.
+GATE_SECONDS = 9.0
 
 
 class Services:
@@ -109,10 +111,11 @@ class Services:
     def finish(self, is_broken: Callable[[], bool]) -> None:
         """Creates all services again, now that all GPUs are free, and waits until each answers.
 
-        They are suspended at first, so those that need a gate begin without a replica.
+        They are suspended at first, and have gates: those that need one begin without a replica,
+        and the gates of the others have to go.
         """
         self._users.want(Want.SUSPENDED)
-        self._clock.run_until(self._clock.now + STEP_SECONDS)
+        self._clock.run_until(self._clock.now + GATE_SECONDS)
         self._users.want(Want.AS_PLANNED)
         began_at = self._clock.now
         while self._clock.now - began_at < READY_SECONDS_MAX and not is_broken():
@@ -167,7 +170,9 @@ class Services:
         for kind in (Kind.JOB, Kind.POD, OtherKind.SERVICE):
             for one in self._api.list(kind):
                 uid = of_service(one)
-                if uid and uid not in services and one["metadata"].get("ownerReferences"):
+                # Pods that lost the reference to their owner are let go.
+                is_let_go = kind is Kind.POD and not one["metadata"].get("ownerReferences")
+                if uid and uid not in services and not is_let_go:
                     yield f"{kind.value} {one['metadata']['name']} is of no service"
 
     def close(self) -> None:

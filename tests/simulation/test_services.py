@@ -1,0 +1,178 @@
+"""I17: services in calm scenes, and that each of their checks can fail.
+
+Seeds with faults are in `test_simulation.py`, as those of jobs.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpujob_api.meta import LABEL_SERVICE, LABEL_SERVICE_UID
+from gpujob_operator.observe.cache import Kind
+from gpujob_operator.service_loop import PlanServices
+from tests.simulation import requests
+from tests.simulation.api_server import OtherKind
+from tests.simulation.faults import Faults
+from tests.simulation.operator_shell import Parts
+from tests.simulation.requests import End
+from tests.simulation.rough import make_rough_scenario
+from tests.simulation.scenes import TEAM
+from tests.simulation.service_mutants import (
+    creates_none,
+    creates_one_at_most,
+    creates_too_many,
+    leaves_gates,
+    replaces_all_at_once,
+    sees_no_held_request,
+    takes_every_gate_for_idle,
+)
+from tests.simulation.service_worlds import Model, ServicePlan, edited, service_spec
+from tests.simulation.simulation import Simulation
+from tests.simulation.workloads import NodePlan, Scenario
+
+pytestmark = pytest.mark.promise("I17")
+
+NODES = (NodePlan("n0", 2), NodePlan("n1", 2))
+ALWAYS = service_spec("chat", 2, 2)
+RARE = service_spec("rare", 0, 1)
+RARE["replicas"] |= {"stopAfterSeconds": 30, "coldStartSeconds": 120}
+SCENES = 5
+
+
+def service(*specs: tuple[float, Any], **fields: Any) -> ServicePlan:
+    return ServicePlan("chat", TEAM, specs, **{"model": Model(), "period_seconds": 1.0, **fields})
+
+
+def scene(plan: ServicePlan, seed: int = 1, parts: Parts | None = None) -> Simulation:
+    scenario = Scenario(NODES, (), services=(plan,))
+    return Simulation(
+        seed, scenario=scenario, faults=Faults(), incidents=[], operators=1, parts=parts
+    )
+
+
+UPDATED = service((0.0, ALWAYS), (60.0, edited(ALWAYS, 2)), (120.0, edited(ALWAYS, 3)))
+SUSPENDED = service((0.0, ALWAYS), (50.0, {**ALWAYS, "suspend": True}), (80.0, ALWAYS))
+AGAIN = service((0.0, ALWAYS), (50.0, None), (50.0, ALWAYS))
+SMALLER = service((0.0, service_spec("chat", 3, 3)), (60.0, service_spec("chat", 1, 1)))
+QUIET = service((0.0, RARE), quiet=((30.0, 100.0),))
+SEES_TRAFFIC = service((0.0, RARE), period_seconds=4.0)
+GATED = service((0.0, RARE), (80.0, service_spec("rare", 1, 1)), (140.0, RARE))
+UNGATED = service((0.0, RARE), (80.0, service_spec("rare", 1, 1)))
+CRASHING = service((0.0, ALWAYS), model=Model(crashes=((20.0, 1), (10.0, 0), (1.0, 1))))
+MEASURED = service((0.0, {**ALWAYS, "optimize": {"backend": "Auto"}}))
+BUSY = service((0.0, service_spec("chat", 1, 3)), model=Model(busy_seconds=1.5))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(UPDATED, id="updated"),
+        pytest.param(SUSPENDED, id="suspended"),
+        pytest.param(AGAIN, id="created again"),
+        pytest.param(SMALLER, id="smaller"),
+        pytest.param(QUIET, id="scaled to zero"),
+        pytest.param(GATED, id="with a gate, without, and with one"),
+        pytest.param(MEASURED, id="measured"),
+        pytest.param(BUSY, id="busy"),
+    ],
+)
+def test_without_faults_every_request_that_is_accepted_is_answered(plan: ServicePlan) -> None:
+    result = scene(plan).run()
+    assert not result.violations, result.violations[:3]
+    assert result.requests[End.ANSWERED.value] > 50
+    assert set(result.requests) <= {End.ANSWERED.value, End.NOWHERE.value}
+
+
+def test_replicas_that_end_by_themselves_are_replaced() -> None:
+    result = scene(CRASHING).run()
+    assert not result.violations, result.violations[:3]
+    assert result.requests[End.ANSWERED.value] > 50
+
+
+def test_a_service_has_no_replica_in_quiet_times_and_answers_afterwards() -> None:
+    simulation = scene(QUIET)
+    ready: dict[int, int] = {}
+
+    def note() -> bool:
+        namespace, _, name = QUIET.key.partition("/")
+        ready[round(simulation.clock.now)] = _ready(simulation, namespace, name)
+        return simulation.clock.now < 200
+
+    simulation.clock.every(1.0, note)
+    result = simulation.run()
+    assert not result.violations, result.violations[:3]
+    assert ready[95] == 0
+    assert ready[130] == 1
+
+
+def _ready(simulation: Simulation, namespace: str, name: str) -> int:
+    found = simulation.api.get(Kind.SERVICE, namespace, name) if simulation.clock.now > 1 else {}
+    return found.get("status", {}).get("readyReplicas", 0)
+
+
+def caught(plan: ServicePlan, parts: Parts) -> str:
+    """What broken parts are caught at."""
+    for seed in range(SCENES):
+        found = [one for one in scene(plan, seed, parts).run().violations if one.invariant == "I17"]
+        if found:
+            return found[0].message
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("mutant", "plan", "words"),
+    [
+        (replaces_all_at_once, UPDATED, "left ready, of"),
+        (creates_too_many, service((0.0, ALWAYS)), "is created beside"),
+        (takes_every_gate_for_idle, SEES_TRAFFIC, "after a request, not 30"),
+        (sees_no_held_request, QUIET, "has answered no request"),
+        (creates_none, service((0.0, ALWAYS)), "has answered no request"),
+        (creates_one_at_most, service((0.0, ALWAYS)), "has 1 of 2 replicas"),
+        (leaves_gates, UNGATED, "has a gate"),
+    ],
+)
+def test_a_decision_that_breaks_the_promise_is_caught(
+    mutant: PlanServices, plan: ServicePlan, words: str
+) -> None:
+    assert words in caught(plan, Parts(services=mutant))
+
+
+def test_a_stop_during_a_held_request_is_caught() -> None:
+    """The model loads for longer than the service waits for requests."""
+    slow = replace(SEES_TRAFFIC, model=Model(answer_seconds=25.0), quiet=((40.0, 200.0),))
+    assert "stops while a request waits" in caught(slow, Parts(services=takes_every_gate_for_idle))
+
+
+def test_a_replica_that_is_killed_before_its_answers_is_caught() -> None:
+    """Its model needs longer than the grace."""
+    slow = replace(UPDATED, model=Model(answer_seconds=40.0))
+    assert "requests without an answer" in caught(slow, Parts())
+
+
+def test_a_replica_that_ends_while_requests_come_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nodes learn of its end later than the drain lasts."""
+    monkeypatch.setattr(requests, "LAG_SECONDS_MAX", 12.0)
+    assert "still sends requests to it" in caught(UPDATED, Parts())
+
+
+def test_what_a_deleted_service_leaves_is_caught() -> None:
+    simulation = scene(service((0.0, ALWAYS)))
+    labels = {LABEL_SERVICE: "gone", LABEL_SERVICE_UID: "gone"}
+    left = {"metadata": {"name": "gone", "namespace": TEAM, "labels": labels}}
+    simulation.api.create(OtherKind.SERVICE, {**left, "spec": {"selector": labels}}, "somebody")
+    (found,) = simulation.run().violations
+    assert "gone is of no service" in found.message
+
+
+def test_a_part_of_the_seeds_has_services() -> None:
+    scenarios = [make_rough_scenario(seed) for seed in range(400)]
+    services = [one for scenario in scenarios for one in scenario.services]
+    assert 70 < sum(bool(one.services) for one in scenarios) < 130
+    specs = [spec for one in services for _, spec in one.specs if spec is not None]
+    assert {spec["replicas"]["minimum"] for spec in specs} == {0, 1, 2}
+    assert {one.specs[-1][1] is None for one in services} == {True, False}
+    assert any(one.model.crashes for one in services)
+    assert len({one.namespace for one in services}) == 2
