@@ -79,10 +79,7 @@ class Simulation:
             incidents = [*make_incidents(seed, names), *make_rough_incidents(seed, names)]
         self.incidents = incidents
         self.operator_names: set[str] = set()
-        is_rough = (
-            bool(self.incidents or self.scenario.troubles or self.scenario.quotas)
-            or self.faults != Faults()
-        )
+        is_rough = self._is_rough()
         self.recorder = Recorder(self.api, self.operator_names, sees_all=not is_rough)
         if len(self.scenario.queues) > 1:
             QueueRules(self.api, self.recorder, CONFIGURATION.preemptions_max)
@@ -118,9 +115,7 @@ class Simulation:
         )
         self._users = Users(self.clock, self.api, self.scenario.submissions)
         self._hostile = HostileAuthor(self.clock, self.api, self.cluster)
-        self._services = (
-            self._make_services(sees_all=not is_rough) if self.scenario.services else None
-        )
+        self._services = self._make_services(sees_all=not is_rough)
         self._lists = 0
         self._orphans = Orphans(
             self.api,
@@ -129,6 +124,10 @@ class Simulation:
             FAULTS_END_SECONDS if is_rough else 0.0,
         )
         self._count = (2 if seed % 3 == 0 else 1) if operators is None else operators
+
+    def _is_rough(self) -> bool:
+        happens = self.incidents or self.scenario.troubles or self.scenario.quotas
+        return bool(happens) or self.faults != Faults()
 
     def run(self) -> Result:
         ShownRanges(self.api, self.recorder.fail)
@@ -154,7 +153,9 @@ class Simulation:
             self._services.close()
         return result
 
-    def _make_services(self, *, sees_all: bool) -> Services:
+    def _make_services(self, *, sees_all: bool) -> Services | None:
+        if not self.scenario.services:
+            return None
         return Services(
             self.clock, self.api, self.cluster, self.shells, self.faults, self.scenario.services,
             self.operator_names,

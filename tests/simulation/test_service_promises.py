@@ -4,7 +4,6 @@ Seeds with faults are in `test_simulation.py`, as those of jobs.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -27,7 +26,7 @@ from tests.simulation.service_mutants import (
     sees_no_held_request,
     takes_every_gate_for_idle,
 )
-from tests.simulation.service_worlds import Model, ServicePlan, edited, service_spec
+from tests.simulation.service_worlds import Model, ServicePlan, Spec, edited, service_spec
 from tests.simulation.simulation import Simulation
 from tests.simulation.workloads import NodePlan, Scenario
 
@@ -38,10 +37,16 @@ ALWAYS = service_spec("chat", 2, 2)
 RARE = service_spec("rare", 0, 1)
 RARE["replicas"] |= {"stopAfterSeconds": 30, "coldStartSeconds": 120}
 SCENES = 5
+QUICK = Model()
 
 
-def service(*specs: tuple[float, Any], **fields: Any) -> ServicePlan:
-    return ServicePlan("chat", TEAM, specs, **{"model": Model(), "period_seconds": 1.0, **fields})
+def service(
+    *specs: tuple[float, Spec | None],
+    model: Model = QUICK,
+    period_seconds: float = 1.0,
+    quiet: tuple[tuple[float, float], ...] = (),
+) -> ServicePlan:
+    return ServicePlan("chat", TEAM, specs, model, period_seconds, quiet)
 
 
 def scene(plan: ServicePlan, seed: int = 1, parts: Parts | None = None) -> Simulation:
