@@ -11,19 +11,46 @@ from gpujob_api.meta import LABEL_JOB_UID, LABEL_REVISION
 from gpujob_operator.decide.services.rollout import SURGE_MAX
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Manifest, Revision
+from tests.simulation.faults import Faults, Incident
 from tests.simulation.gate_process import GateProcess
 from tests.simulation.pods import of_service
 from tests.simulation.requests import End, Process, Request, takes_requests
 from tests.simulation.server import Server
 
 PROMISE = "I17"
-# For how long an operator may not know of a change: events and reports are under way, are lost, and
-# found by a list; a request of a process that was frozen arrives.
+# For how long an operator may not know of a change: what it read is under way, and so is what it
+# asked for.
 LAG_SECONDS = 5.0
-LAG_WITH_FAULTS_SECONDS = 60.0
+# An event is later, and the answer to a write.
+LAG_OF_EVENTS = 3.0
+LAG_OF_WRITES_SECONDS = 10.0
+# A stream that fell silent is found by a list.
+LAG_OF_BROKEN_WATCHES_SECONDS = 90.0
+# A request of a process that was frozen arrives.
+LAG_OF_PAUSES_SECONDS = 45.0
 # A gate's report counts for so long, and its successor is a second later.
 REPORT_SECONDS = 12.0
-REPORT_WITH_FAULTS_SECONDS = 30.0
+# After a restore.
+RESTORE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lags:
+    """For how long an operator may not know of a commit, and how long its own requests take."""
+
+    events_seconds: float = LAG_SECONDS
+    requests_seconds: float = 0.0
+
+
+def lags_of(faults: Faults, incidents: Iterable[Incident], *, troubled: bool) -> Lags:
+    """Those of a seed. `troubled` is whether the API server refuses or delays some writes."""
+    slow = faults.slow_write or faults.write_error or faults.lost_answer or troubled
+    requests = LAG_OF_WRITES_SECONDS if slow else 0.0
+    if any(one.what == "pause" for one in incidents):
+        requests += LAG_OF_PAUSES_SECONDS
+    broken = LAG_OF_BROKEN_WATCHES_SECONDS if faults.watch_break else 0.0
+    events = LAG_SECONDS + LAG_OF_EVENTS * faults.watch_delay_max + broken
+    return Lags(events + requests, requests)
 
 
 @dataclass(slots=True)
@@ -66,16 +93,13 @@ class ServiceRules:
         operators: Set[str],
         gates: Mapping[str, GateProcess],
         fail: Callable[[str, str], None],
-        *,
-        sees_all: bool,
+        lags: Lags,
     ) -> None:
-        """`sees_all`: no fault keeps an event from the operators."""
         self._api = api
         self._operators = operators
         self._gates = gates
         self._fail = fail
-        self._sees_all = sees_all
-        self._lag_seconds = LAG_SECONDS if sees_all else LAG_WITH_FAULTS_SECONDS
+        self._lags = lags
         # By the job's UID, and by the service's.
         self._replicas: dict[str, _Replica] = {}
         self._bounds: dict[str, _Bounds] = {}
@@ -117,7 +141,7 @@ class ServiceRules:
             self._pod(manifest, gone=revision.type == "DELETED")
 
     def _may_not_know(self) -> bool:
-        return self._api.now <= self._restored_at + LAG_WITH_FAULTS_SECONDS
+        return self._api.now <= self._restored_at + RESTORE_SECONDS
 
     # -- what there is
 
@@ -161,7 +185,7 @@ class ServiceRules:
         there were.
         """
         now, uid = self._api.now, of_service(job)
-        removed, since = self._replicas.get(job["metadata"]["uid"]), now - self._lag_seconds
+        removed, since = self._replicas.get(job["metadata"]["uid"]), now - self._lags.events_seconds
         if removed is None or self._api.find(Kind.SERVICE, uid) is None:
             return
         if not removed.ready_for(since):
@@ -175,7 +199,7 @@ class ServiceRules:
 
     def _check_number(self, job: Manifest) -> None:
         """No more replicas than wanted and one that replaces another."""
-        uid, since = of_service(job), self._api.now - self._lag_seconds
+        uid, since = of_service(job), self._api.now - self._lags.events_seconds
         if LABEL_REVISION not in job["metadata"]["labels"] or uid not in self._bounds:
             return
         live = sum(one.live_since is not None and one.live_since <= since for one in self._of(uid))
@@ -193,7 +217,7 @@ class ServiceRules:
         if not before.get("wantedReplicas") or status["wantedReplicas"] or spec["suspend"]:
             return
         name, now = revision.object["metadata"]["name"], self._api.now
-        known = now - (REPORT_SECONDS if self._sees_all else REPORT_WITH_FAULTS_SECONDS)
+        known = now - REPORT_SECONDS - self._lags.requests_seconds
         after = spec["replicas"]["stopAfterSeconds"]
         for gate in self._gates.values():
             if gate.service != revision.object["metadata"]["uid"]:

@@ -8,14 +8,19 @@ from gpujob_api.quantities import GIB
 from tests.simulation.quotas import PodQuota
 from tests.simulation.workloads import NAMESPACES, Scenario, Workload
 
+Spec = dict[str, Any]
 SERVICE_SHARE = 0.25
 # A seed with services takes hardly longer than another one.
 JOBS_MAX = 5
+# Also beside jobs that have not been measured.
+BESIDE_OTHERS: Spec = {
+    "gpu": {"memory": "4Gi"},
+    "sharing": {"mode": "Shared", "maxSlowdownPercent": 100},
+}
 # From then on jobs have the cluster for themselves, until all of them have ended.
-SERVICES_END_SECONDS = 210.0
+SERVICES_END_SECONDS = 270.0
 # A gate, its successor, and a measurement of backends.
 PODS_BESIDE_REPLICAS = 3
-Spec = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +124,21 @@ def _raised(quota: PodQuota, services: list[ServicePlan]) -> PodQuota:
 
 def _service(random: Random, name: str, minimum: int) -> ServicePlan:
     at = random.choice([0.0, random.uniform(0, 30)])
-    fields: Spec = random.choice([{}, {"gpu": {"memory": "4Gi"}}, {"priority": 5}])
+    fields: Spec = random.choice([{}, {"priority": 5}, BESIDE_OTHERS, BESIDE_OTHERS])
     if random.random() < 0.3:
         fields = {**fields, "optimize": {"backend": "Auto"}}
     maximum = max(1, minimum) + random.choice([0, 0, 1])
     spec = service_spec(name, minimum, maximum, **fields)
     if minimum == 0:
         spec["replicas"] |= {
-            "stopAfterSeconds": random.choice([30, 60, 90]), "coldStartSeconds": 120,
+            "stopAfterSeconds": random.choice([30, 30, 60]), "coldStartSeconds": 120,
         }  # fmt: skip
     model = Model(
-        memory_bytes=random.choice([2, 3, 6]) * GIB,
+        memory_bytes=random.choice([2, 3]) * GIB,
         load_seconds=random.choice([1.0, 4.0, 15.0]),
         answer_seconds=random.choice([0.05, 0.5, 3.0]),
         busy_seconds=random.choice([0.05, 0.3, 2.0]),
-        crashes=random.choice([(), (), ((random.uniform(0, 60), random.choice([0, 1])),) * 2]),
+        crashes=random.choice([(), (), (), ((random.uniform(0, 60), random.choice([0, 1])),) * 2]),
     )
     quiet = _quiet(random) if minimum == 0 else ()
     period = random.choice([2.0, 5.0, 10.0])
@@ -142,9 +147,11 @@ def _service(random: Random, name: str, minimum: int) -> ServicePlan:
 
 
 def _quiet(random: Random) -> tuple[tuple[float, float], ...]:
-    """Long enough for the last replica to stop, and sometimes a second time."""
-    start = random.uniform(20, 80)
-    end = start + random.uniform(40, 100)
+    """Often long enough for the last replica to stop, which it does a minute after a request at the
+    soonest, and sometimes a second time.
+    """
+    start = random.uniform(10, 60)
+    end = start + random.uniform(60, 150)
     return ((start, end), (end + random.uniform(5, 60), SERVICES_END_SECONDS))
 
 

@@ -18,7 +18,7 @@ from tests.simulation.pods import is_gate, of_service
 from tests.simulation.requests import Network, takes_requests
 from tests.simulation.server import Measurement, Server
 from tests.simulation.service_pods import ServicePods
-from tests.simulation.service_rules import PROMISE, ServiceRules
+from tests.simulation.service_rules import PROMISE, Lags, ServiceRules
 from tests.simulation.service_users import Clients, ServiceUsers, Want
 from tests.simulation.service_worlds import SERVICES_END_SECONDS, ServicePlan
 from tests.simulation.worker import Tell, Witness, Worker
@@ -46,8 +46,7 @@ class Services:
         operators: Set[str],
         fail: Callable[[str, str], None],
         broke: Callable[[str, BaseException], None],
-        *,
-        sees_all: bool,
+        lags: Lags,
     ) -> None:
         self._clock = clock
         self._api = api
@@ -60,7 +59,7 @@ class Services:
         self._network = Network(clock, api)
         self._pods = ServicePods(clock, api, cluster.machines, self._network, self._start_gate)
         self._users = ServiceUsers(clock, api, plans)
-        self.rules = ServiceRules(api, operators, self._pods.gates, fail, sees_all=sees_all)
+        self.rules = ServiceRules(api, operators, self._pods.gates, fail, lags)
         self._clients = Clients(clock, self._network, plans, self.rules.ended)
         self._users.begin()
         self._clients.begin()

@@ -41,6 +41,7 @@ from tests.simulation.quotas import PodQuotas
 from tests.simulation.recorder import Recorder
 from tests.simulation.result import Result
 from tests.simulation.rough import make_rough_incidents, make_rough_scenario
+from tests.simulation.service_rules import lags_of
 from tests.simulation.services import Services, is_of_service
 from tests.simulation.troubles import Troubles
 from tests.simulation.users import Users
@@ -115,7 +116,7 @@ class Simulation:
         )
         self._users = Users(self.clock, self.api, self.scenario.submissions)
         self._hostile = HostileAuthor(self.clock, self.api, self.cluster)
-        self._services = self._make_services(sees_all=not is_rough)
+        self._services = self._make_services()
         self._lists = 0
         self._orphans = Orphans(
             self.api,
@@ -153,7 +154,7 @@ class Simulation:
             self._services.close()
         return result
 
-    def _make_services(self, *, sees_all: bool) -> Services | None:
+    def _make_services(self) -> Services | None:
         if not self.scenario.services:
             return None
         return Services(
@@ -161,7 +162,7 @@ class Simulation:
             self.operator_names,
             self.recorder.fail,
             self.recorder.operator_broke,
-            sees_all=sees_all,
+            lags_of(self.faults, self.incidents, troubled=bool(self.scenario.troubles)),
         )  # fmt: skip
 
     def _settle(self) -> None:
