@@ -147,10 +147,13 @@ def service_inputs(
         if uid is not None and any(one.uid == uid for one in job.metadata.owner_references):
             jobs[uid].append(job)
     wanted = {job.metadata.uid for owned in jobs.values() for job in owned}
+    # A pod whose owner reference was removed still belongs to the job that recorded it.
+    recorded = _recorded_pods(job for owned in jobs.values() for job in owned)
     pods: dict[str, list[PodView]] = defaultdict(list)
     for pod in snapshot.pods:
-        if pod.job_uid in wanted:
-            pods[pod.job_uid].append(pod)
+        job_uid = recorded.get(pod.uid, pod.job_uid)
+        if job_uid in wanted:
+            pods[job_uid].append(pod)
     reports = {
         one.job_uid: one.report.serving
         for one in snapshot.reports
@@ -166,6 +169,17 @@ def service_inputs(
         )
         for service in services
     )
+
+
+def _recorded_pods(jobs: Iterable[GPUJob]) -> Mapping[str, str]:
+    """Returns the UIDs of the jobs whose placements have these pods, by the pod's UID."""
+    return {
+        worker.pod_uid: job.metadata.uid
+        for job in jobs
+        if job.status.placement is not None
+        for worker in job.status.placement.workers
+        if worker.pod_uid is not None
+    }
 
 
 def _with_pod(

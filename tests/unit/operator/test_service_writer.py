@@ -254,6 +254,19 @@ def test_a_replica_is_joined_with_its_pod_and_its_newest_report() -> None:
     assert given.jobs[0].report == last.serving, "the last words of a process that has ended"
 
 
+def test_a_pod_without_its_owner_reference_is_still_its_replica() -> None:
+    service = make_service()
+    job, ready = _owned(service), make_pod(_owned(service), ready=True)
+    worker = replace(job.status.placement.workers[0], pod_uid=ready.uid)
+    placement = replace(job.status.placement, workers=(worker,))
+    running = replace(job, status=replace(job.status, placement=placement))
+    stripped = replace(ready, job_uid="")
+    for recorded, expected in ((running, stripped), (job, None)):
+        snapshot = Snapshot(jobs=(recorded,), pods=(stripped,))
+        [given] = service_inputs([service], snapshot, lambda uid: "", lambda uid: "")
+        assert given.jobs[0].pod == expected
+
+
 async def test_a_round_decides_and_writes_only_with_services_and_the_lead(stage: Stage) -> None:
     rounds: list[int] = []
     services: list[GPUService] = []
