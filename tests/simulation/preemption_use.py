@@ -55,7 +55,11 @@ class PreemptionUse:
 
     def _check(self, key: str, at: float) -> None:
         namespace, name = key.split("/")
-        attempt = self._api.job(self._api.get(Kind.JOB, namespace, name)).status.attempt
+        status = self._api.job(self._api.get(Kind.JOB, namespace, name)).status
+        attempt = status.attempt
+        if status.placement is not None:
+            # It was placed while this request was under way, and has not failed to use its GPUs.
+            return
         last_at, last_attempt = self._stopped.setdefault(key, (at, attempt))
         if attempt > last_attempt and at - last_at < PAUSE_SECONDS:
             text = f"others are stopped for {key} {at - last_at:.0f} s after it did not use that"
