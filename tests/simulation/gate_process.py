@@ -49,7 +49,7 @@ class SimulatedReporter(Reporter):
 
     async def _post(self) -> GateReply:
         async with asyncio.timeout(REQUEST_SECONDS_MAX):
-            return GateReply.from_text(await self._send(self._traffic.report().to_text()))
+            return GateReply.from_text(await self._send(self._text()))
 
 
 class GateProcess:

@@ -143,6 +143,7 @@ class OperatorShell:
             METRICS,
             clock=self._moment,
             monotonic=self._now,
+            takes_requests=self._receiver.takes_requests,
             is_leader=self._may_act,
         )
         self.readings = ReadingPort(
@@ -211,6 +212,8 @@ class OperatorShell:
             listed=self.readings.look_again,
         )
         executor = self._executor()
+        services = self._service_loop()
+        self._gates.held_first.connect(services.wake)
         checks = Relist(self._checks, self._cache, silent=silent, retry=retry)
         for part in (
             *(watch.run() for watch in watches),
@@ -220,7 +223,7 @@ class OperatorShell:
             self._poster.run(),
             self._forecaster.run(),
             self._scheduling_loop(executor).run(),
-            self._service_loop().run(),
+            services.run(),
         ):
             self._loop.create_task(part).add_done_callback(self._part_ended)
 
@@ -320,6 +323,7 @@ class OperatorShell:
                 self._gates.newest,
                 lambda service: gate_revision(service, self._configuration),
             ),
+            parking=self._receiver.parking,
             may_act=self._may_act,
             clock=self._moment,
         )

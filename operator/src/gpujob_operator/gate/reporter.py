@@ -71,10 +71,14 @@ class Reporter:
             log.warning("report not sent", problem=problem)
         self._problem = problem
 
+    def _text(self) -> str:
+        """Returns the next report."""
+        return replace(self._traffic.report(), replicas=self._replicas.count).to_text()
+
     async def _post(self) -> GateReply:
         token = (await asyncio.to_thread(self._destination.token_file.read_text)).strip()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        report = replace(self._traffic.report(), replicas=self._replicas.count).to_text()
+        report = self._text()
         timeout = ClientTimeout(total=REQUEST_SECONDS_MAX)
         async with self._session.post(
             self._destination.url, data=report, headers=headers, timeout=timeout
