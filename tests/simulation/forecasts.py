@@ -14,6 +14,9 @@ from tests.simulation.clock import Clock
 from tests.simulation.faults import Faults
 
 ENDS = ("fails", "hangs", "too few draws", "odd")
+# From then on no job gets a range: those that wait for ever would get another one each minute, and
+# the check of the end expects silence.
+SILENT_FROM_SECONDS = 3000.0
 
 
 class PlayedForecasts:
@@ -33,10 +36,12 @@ class PlayedForecasts:
             raise CalculationError("the process ended with -9")
         if end == "too few draws":
             return Calculation(draws=DRAWS_MIN - 1, seconds=10.0)
-        if end == "odd":
+        if end == "odd" and self._clock.now < SILENT_FROM_SECONDS:
             # For every job, also one that runs, one that is gone, and from before it was created.
             found = {job.metadata.uid: self._interval(now, -3600.0) for job in snapshot.jobs}
             return Calculation({"nobody": self._interval(now), **found}, DRAWS, 1.0)
+        if self._clock.now >= SILENT_FROM_SECONDS:
+            return Calculation({}, DRAWS, 1.0)
         waiting = (job for job in snapshot.jobs if may_start(job, job.status))
         ranges = {job.metadata.uid: self._interval(now) for job in waiting}
         return Calculation(ranges, DRAWS, random.uniform(1.0, 8.0))
