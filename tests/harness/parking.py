@@ -44,6 +44,8 @@ class ParkingWorld(ServiceWorld):
     others_bytes: int = 0
     can_park: bool = True
     loses_replies: bool = False
+    # Whether reports of replicas reach the operator.
+    hears: bool = True
     # Rounds from a decision about a reservation until it is stored.
     write_rounds: int = 0
     workers: dict[str, Worker] = field(default_factory=dict[str, Worker])
@@ -103,7 +105,9 @@ class ParkingWorld(ServiceWorld):
     def ready_pods(self) -> list[Live]:
         return [one for one in self.replicas() if one.ready]
 
-    def serving(self, live: Live) -> ServingReport:
+    def serving(self, live: Live) -> ServingReport | None:
+        if not self.hears:
+            return None
         at = self.worker(live).parked_at
         seconds = None if at is None else (self.now - at).total_seconds()
         return ServingReport(ready=True, can_park=self.can_park, parked_seconds=seconds)
@@ -134,7 +138,8 @@ class ParkingWorld(ServiceWorld):
             uid, serving = live.job.metadata.uid, self.serving(live)
             if uid in self.writes or not is_parked(live.job.status, serving):
                 continue
-            used_bytes = PEAK_BYTES if serving.parked_seconds is None else PARKED_BYTES
+            is_awake = self.worker(live).parked_at is None
+            used_bytes = PEAK_BYTES if is_awake else PARKED_BYTES
             usage = GPUUsage(PEAK_BYTES, 0.0, 100, memory_bytes=used_bytes)
             held = live.job.status.reservation
             assert held is not None
@@ -152,7 +157,7 @@ class ParkingWorld(ServiceWorld):
 
     def _reply(self) -> None:
         for live in self.ready_pods():
-            park = None if self.loses_replies else self.requests.answer(live.job)
+            park = None if self.loses_replies or not self.hears else self.requests.answer(live.job)
             worker = self.worker(live)
             if park is True and worker.parked_at is None:
                 worker.parked_at, worker.parks = self.now, worker.parks + 1
@@ -171,7 +176,8 @@ class ParkingWorld(ServiceWorld):
 
     def _takes_requests(self, live: Live, shown: ReplicaStatus) -> bool:
         rests = self.requests.rests(live.job.metadata.uid)
-        return bool(shown.address) and not rests and self.worker(live).parked_at is None
+        ready = self.worker(live).parked_at is None if self.hears else shown.ready
+        return bool(shown.address) and not rests and ready
 
     def _answer(self) -> None:
         """The gate forwards to the replicas that it knows, and reports."""

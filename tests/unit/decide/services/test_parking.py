@@ -162,6 +162,22 @@ def test_an_operator_that_starts_changes_nothing_until_the_gate_reports() -> Non
     assert world.answered == 1
 
 
+def test_an_operator_that_starts_sends_no_request_to_a_parked_replica_that_has_not_reported() -> (
+    None
+):
+    world = parked()
+    world.restart_operator()
+    world.hears = False
+    world.run(3)
+    world.request()
+    world.run(3)
+    assert (world.misrouted, world.answered) == (0, 0)
+    assert world.condition("Ready")[1] == "Parked"
+    world.hears = True
+    world.run(4)
+    assert (world.misrouted, world.answered) == (0, 1)
+
+
 def test_an_edit_that_takes_parking_away_wakes_it() -> None:
     world = parked()
     world.edit(replicas=Replicas(0, 1, stop_after_seconds=STOP_AFTER))

@@ -71,8 +71,9 @@ def plan_services(inputs: Iterable[ServiceInputs], now: datetime) -> ServicePlan
 
 
 def _parking(inputs: ServiceInputs, now: datetime) -> tuple[ReplicaParking, ...]:
-    demand, replicas = demand_of(inputs.gates, now), replicas_of(inputs.jobs)
-    return parking_of(inputs.service, replicas, inputs.gates, demand, now)
+    service, demand = inputs.service, demand_of(inputs.gates, now)
+    replicas = replicas_of(inputs.jobs, service.status)
+    return parking_of(service, replicas, inputs.gates, demand, now)
 
 
 def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
@@ -80,7 +81,7 @@ def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
     if service.metadata.deletion_timestamp is not None:
         # Its jobs belong to it, and are deleted with it.
         return ServiceStep(service)
-    replicas = replicas_of(inputs.jobs)
+    replicas = replicas_of(inputs.jobs, service.status)
     status, events = _with_choice(service, inputs.jobs)
     service = replace(service, status=status)
     settings = settings_of(service)

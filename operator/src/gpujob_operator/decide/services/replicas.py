@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.gpuservice import GPUServiceStatus
 from gpujob_api.meta import LABEL_REVISION
 from gpujob_api.serving import ENV_SERVING_HOST, ServingReport
 from gpujob_operator.decide.model import conditions
@@ -25,6 +26,8 @@ class Replica:
     ordinal: int
     pod: PodView | None
     report: ServingReport | None
+    # Whether the service's status has it as parked.
+    was_parked: bool = False
 
     @property
     def name(self) -> str:
@@ -53,9 +56,13 @@ class Replica:
 
     @property
     def parked(self) -> bool:
-        """Whether its weights are in the memory of the host."""
-        is_parked = self.report is not None and self.report.parked_seconds is not None
-        return is_parked and self.available
+        """Whether its weights are in the memory of the host.
+
+        A new leader has no report until the replica has reached it. Until then the status counts.
+        """
+        if self.report is None:
+            return self.was_parked and self.available
+        return self.report.parked_seconds is not None and self.available
 
     @property
     def ready(self) -> bool:
@@ -101,14 +108,16 @@ def _advised(message: str) -> str:
     return text
 
 
-def replicas_of(jobs: Iterable[ServiceJob]) -> tuple[Replica, ...]:
+def replicas_of(jobs: Iterable[ServiceJob], status: GPUServiceStatus) -> tuple[Replica, ...]:
     """Returns the replicas among a service's jobs, oldest first."""
     found: list[Replica] = []
+    parked = {one.name for one in status.replicas if one.parked}
     for one in jobs:
         match = _NAME.search(one.job.metadata.name)
         if match is None or LABEL_REVISION not in one.job.metadata.labels:
             continue
-        found.append(Replica(one.job, match[1], int(match[2]), one.pod, one.report))
+        was_parked = one.job.metadata.name in parked
+        found.append(Replica(one.job, match[1], int(match[2]), one.pod, one.report, was_parked))
     return tuple(sorted(found, key=created_at))
 
 
