@@ -1,6 +1,7 @@
 """Replicas that park without requests, and wake at the next one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,10 +10,12 @@ from hypothesis import strategies as st
 from gpujob_api.gpujob import ReservationSource
 from gpujob_api.gpuservice import Replicas
 from gpujob_api.quantities import GIB
+from gpujob_api.serving import ServingReport
 from tests.harness.parking import (
     FULL_BYTES,
     GPU_BYTES,
     PARK_AFTER,
+    PARKED_BYTES,
     STOP_AFTER,
     ParkingWorld,
     parking_world,
@@ -145,6 +148,60 @@ def test_a_gate_that_still_has_addresses_keeps_a_replica_from_parking() -> None:
     assert world.parked == []
     world.run(4)
     assert len(world.parked) == 1
+
+
+def test_a_client_that_leaves_does_not_end_the_search_for_memory() -> None:
+    world = parked()
+    world.take(world.free_bytes())
+    for second in range(12):
+        if second % 3 == 0:
+            world.request()
+        if second % 3 == 2:
+            world.held.clear()
+        if len(world.created) == 1:
+            world.tick()
+    assert len(world.created) == 2
+
+
+def two_replicas() -> ParkingWorld:
+    world = parking_world()
+    world.edit(replicas=replace(world.service.spec.replicas, maximum=2))
+    world.report = lambda live: ServingReport(ready=True, busy_percent=90)
+    while len(world.ready()) < 2:
+        world.tick()
+    world.report = world.serving
+    return world
+
+
+def test_a_replica_that_finds_no_memory_is_replaced_though_another_one_answers() -> None:
+    world = two_replicas()
+    world.run(PARK_AFTER + 20)
+    assert len(world.parked) == 2
+    world.take(world.free_bytes() - FULL_BYTES + PARKED_BYTES)
+    world.request()
+    world.run(4)
+    assert (world.answered, len(world.parked)) == (1, 1)
+    world.run(4)
+    assert len(world.created) == 3
+
+
+def test_requests_at_a_replica_that_cannot_park_wake_the_other_one() -> None:
+    world = two_replicas()
+    cannot = world.ready()[1].job.metadata.name
+    world.report = lambda live: replace(
+        world.serving(live) or ServingReport(), can_park=live.job.metadata.name != cannot
+    )
+    world.run(PARK_AFTER)
+    assert world.parked == []
+    world.worker(world.ready()[0]).parked_at = world.now
+    world.run(4)
+    assert len(world.parked) == 1, "without requests it stays"
+    world.request()
+    world.run(4)
+    assert (world.answered, world.parked, world.misrouted) == (1, [], 0)
+    world.run(2 * PARK_AFTER)
+    assert world.parked == []
+    assert len(world.created) == 2
 
 
 def test_an_operator_that_starts_changes_nothing_until_the_gate_reports() -> None:

@@ -3,7 +3,9 @@
 1. All replicas of a service park after `parkAfterSeconds` without requests. From then on the gates
    get no addresses, so that requests are held.
 2. A replica is asked to park once no gate sends requests to replicas any more.
-3. A request wakes all of them. Without reports of the gates, each stays as it is.
+3. A request wakes all of them, also if its client leaves before, or one of them answers it first.
+   So does a request that goes to one that has not parked. Without reports of the gates, each stays
+   as it is.
 4. A replica that does not wake in time is replaced: its GPU has no memory left for it, or its
    process does not answer.
 """
@@ -29,6 +31,7 @@ def parking_of(
     replicas: Sequence[Replica],
     gates: Sequence[Gate],
     demand: Demand,
+    waking_since: Mapping[str, datetime],
     now: datetime,
 ) -> tuple[ReplicaParking, ...]:
     """Returns what each replica is asked to do. One that is left out stays as it is."""
@@ -37,11 +40,16 @@ def parking_of(
     if after_seconds is None or service.spec.suspend:
         # Of an edited spec. A parked replica would answer nothing.
         return tuple(_wake(one) for one in live if one.parked)
-    if demand.held:
+    wakes = any(one.parked and one.job.metadata.uid in waking_since for one in live)
+    if demand.held or wakes:
         return tuple(map(_wake, live))
     if demand.idle_seconds is None or not live:
         return ()
-    if demand.idle_seconds < after_seconds or not all(map(_may_park, live)):
+    if demand.idle_seconds < after_seconds:
+        # Those that answer may need the others. A new gate has no requests of the time before it.
+        some_answer = any(one.ready for one in live)
+        return tuple(_wake(one) for one in live if one.parked and some_answer)
+    if not all(map(_may_park, live)):
         return ()
     if not all(one.parked for one in live) and ready_for_seconds(service, now) < after_seconds:
         return ()

@@ -73,7 +73,7 @@ def plan_services(inputs: Iterable[ServiceInputs], now: datetime) -> ServicePlan
 def _parking(inputs: ServiceInputs, now: datetime) -> tuple[ReplicaParking, ...]:
     service, demand = inputs.service, demand_of(inputs.gates, now)
     replicas = replicas_of(inputs.jobs, service.status)
-    return parking_of(service, replicas, inputs.gates, demand, now)
+    return parking_of(service, replicas, inputs.gates, demand, inputs.waking_since, now)
 
 
 def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
