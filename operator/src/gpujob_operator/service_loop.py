@@ -112,6 +112,8 @@ class ServiceLoop:
 
     def _with_gates(self, inputs: ServiceInputs, gates: list[Gate]) -> ServiceInputs:
         service, uid = inputs.service, inputs.service.metadata.uid
+        # Also without a gate: an edit may wake replicas.
+        inputs = replace(inputs, waking_since=self._parking.waking_since)
         if not gates and not service.spec.replicas.may_be_none:
             return inputs
         return replace(
@@ -120,7 +122,6 @@ class ServiceLoop:
             gate_problem=self._writer.gate_problem(uid),
             gate_revision=self._gates.revision(service),
             selects_gate=self._front.selects_gate(uid),
-            waking_since=self._parking.waking_since,
         )
 
 

@@ -16,7 +16,7 @@ from gpujob_operator.client.api_errors import Conflict, Forbidden
 from gpujob_operator.client.kube import GPU_SERVICES, PODS, SERVICES, Manifest, ResourceType
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.gates import Gate
-from gpujob_operator.decide.model.service_plan import ServicePlan
+from gpujob_operator.decide.model.service_plan import ReplicaParking, ServiceInputs, ServicePlan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.services.plan import plan_services
 from gpujob_operator.observe.cache import Cache, Kind
@@ -43,6 +43,8 @@ class Stage:
         self.cache = Cache(Dirty(), Metrics(), lambda: self.now)
         self.reports: dict[str, GateReport] = {}
         self.plans: list[ServicePlan] = []
+        self.inputs: list[ServiceInputs] = []
+        self.parking = ParkingRequests(lambda: None)
         body = to_manifest(make_service(replicas=Replicas(0)))
         body["metadata"] = {"name": "answers", "namespace": "team"}
         self._written(GPU_SERVICES, self.kube.put(GPU_SERVICES, body))
@@ -64,13 +66,14 @@ class Stage:
                 lambda: tuple(Gate(pod) for pod in self.cache.gates()),
                 lambda service: gate_revision(service, self.configuration),
             ),
-            parking=ParkingRequests(lambda: None),
+            parking=self.parking,
             may_act=lambda: True,
             clock=lambda: self.now,
         )
 
     def _plan(self, inputs: Any, now: Any) -> ServicePlan:
-        self.plans.append(plan_services(inputs, now))
+        self.inputs = list(inputs)
+        self.plans.append(plan_services(self.inputs, now))
         return self.plans[-1]
 
     def _written(self, kind: ResourceType, manifest: Manifest) -> None:
@@ -153,6 +156,16 @@ async def test_an_edit_from_zero_changes_the_service_before_the_gate_goes() -> N
     assert LABEL_GATE in stage.selector()
     assert stage.kube.names(PODS) == ["answers-gate-0"], "requests still come to it"
     assert "no" in stage.front.problem(stage.service.metadata.uid)
+
+
+async def test_a_service_without_a_gate_learns_which_replicas_wake() -> None:
+    """After an edit from zero: one that does not wake has to be replaced, too."""
+    stage = Stage()
+    stage.edit(minimum=1)
+    stage.parking.ask([ReplicaParking("uid-1", "answers-1", parks=False)], T0)
+    await stage.round()
+    [inputs] = stage.inputs
+    assert (inputs.gates, dict(inputs.waking_since)) == ((), {"uid-1": T0})
 
 
 async def test_a_changed_service_keeps_what_others_wrote() -> None:
