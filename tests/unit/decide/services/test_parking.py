@@ -11,6 +11,7 @@ from gpujob_api.gpujob import ReservationSource
 from gpujob_api.gpuservice import Replicas
 from gpujob_api.quantities import GIB
 from gpujob_api.serving import ServingReport
+from tests.harness.builders import make_template
 from tests.harness.parking import (
     FULL_BYTES,
     GPU_BYTES,
@@ -20,6 +21,8 @@ from tests.harness.parking import (
     ParkingWorld,
     parking_world,
 )
+
+NEW = make_template(command=("serve", "--version=2"))
 
 
 def held_source(world: ParkingWorld) -> ReservationSource:
@@ -233,6 +236,38 @@ def test_an_operator_that_starts_sends_no_request_to_a_parked_replica_that_has_n
     world.hears = True
     world.run(4)
     assert (world.misrouted, world.answered) == (0, 1)
+
+
+def test_an_edit_keeps_a_parked_replica_until_the_new_one_answers() -> None:
+    world = parked()
+    [old] = world.replicas()
+    world.edit(template=NEW)
+    while old.gone_at is None:
+        world.tick()
+    [new] = [one for one in world.replicas() if one.gone_at is None]
+    assert new.ready
+    world.run(5)
+    assert world.condition("Progressing")[1] == "Complete"
+
+
+def test_a_revision_that_never_answers_leaves_a_parked_replica_that_wakes() -> None:
+    world = parked()
+    world.start_seconds = lambda name: None
+    world.edit(template=NEW)
+    world.run(5)
+    world.request()
+    world.run(5)
+    assert (world.answered, world.misrouted) == (1, 0)
+
+
+def test_an_edit_replaces_several_parked_replicas() -> None:
+    world = two_replicas()
+    world.run(PARK_AFTER + 20)
+    world.edit(template=NEW)
+    world.run(60)
+    assert len(world.revisions()) == 1
+    assert len(world.replicas()) == len(world.parked) == 2
+    assert world.condition("Progressing")[1] == "Complete"
 
 
 def test_an_edit_that_takes_parking_away_wakes_it() -> None:

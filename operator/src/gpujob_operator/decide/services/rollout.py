@@ -1,7 +1,8 @@
 """Which replicas to create and to remove.
 
 1. A replica that leaves (an interruption, a preemption) is replaced at once, not after it is gone.
-2. Replicas of an older revision that do not answer are removed at once.
+2. Replicas of an older revision that do not answer are removed at once. One that is parked would
+   answer the next request, so it counts as one that answers.
 3. At most one replica more than wanted exists while revisions change. An older one is removed only
    once as many as wanted answer without it, so no request finds fewer.
 4. A replica is created once the one before it has its GPU, so that it can avoid that node. While
@@ -50,9 +51,9 @@ def roll_out(
     live = [one for one in replicas if one.live and one.name not in without]
     new = [one for one in live if one.revision == revision]
     old = [one for one in live if one.revision != revision]
-    removes = [(one, "its revision is replaced") for one in old if not one.ready]
-    old = [one for one in old if one.ready]
-    ready = len(old) + sum(one.ready for one in new)
+    removes = [(one, "its revision is replaced") for one in old if not one.available]
+    old = [one for one in old if one.available]
+    ready = len(old) + sum(one.available for one in new)
     kept = list(old)
     for one in old:
         if ready - 1 < wanted:
