@@ -11,12 +11,13 @@ from gpujob_api.gpujob import ReservationSource
 from gpujob_api.gpuservice import Replicas
 from gpujob_api.quantities import GIB
 from gpujob_api.serving import ServingReport
-from tests.harness.builders import make_template
+from tests.harness.builders import make_template, with_status
 from tests.harness.parking import (
     FULL_BYTES,
     GPU_BYTES,
     PARK_AFTER,
     PARKED_BYTES,
+    RESERVED,
     STOP_AFTER,
     ParkingWorld,
     parking_world,
@@ -120,6 +121,25 @@ def test_a_replica_that_does_not_wake_is_replaced() -> None:
             break
     assert len(world.created) == 2
     assert first.gone_at is not None
+
+
+def test_a_parked_process_that_hangs_is_replaced() -> None:
+    """Its readiness probe fails, and it does not report any more."""
+    world = parked()
+    [hung] = world.replicas()
+    hung.report = world.serving(hung)
+    hung.ready, hung.ready_at = False, None
+    hung.job = with_status(hung.job, reservation=RESERVED)
+    world.request()
+    world.run(58)
+    assert hung.gone_at is None
+    [shown] = world.status.replicas
+    assert (shown.ready, shown.parked) == (False, True), "for a new leader"
+    world.run(4)
+    assert hung.gone_at is not None
+    world.request()
+    world.run(8)
+    assert world.answered == 1
 
 
 @pytest.mark.parametrize("missing", ["report", "gate", "ability"])

@@ -40,7 +40,7 @@ def parking_of(
     if after_seconds is None or service.spec.suspend:
         # Of an edited spec. A parked replica would answer nothing.
         return tuple(_wake(one) for one in live if one.parked)
-    wakes = any(one.parked and one.job.metadata.uid in waking_since for one in live)
+    wakes = any(one.has_moved and one.job.metadata.uid in waking_since for one in live)
     if demand.held or wakes:
         return tuple(map(_wake, live))
     if demand.idle_seconds is None or not live:
@@ -80,7 +80,8 @@ def not_woken(
     found: dict[str, str] = {}
     for one in replicas:
         since = waking_since.get(one.job.metadata.uid)
-        if since is None or not (one.live and one.parked):
+        # Its readiness probe may fail because the process hangs.
+        if since is None or not (one.live and one.has_moved):
             continue
         held = one.job.status.reservation
         waits = held is not None and held.source is ReservationSource.PARKED

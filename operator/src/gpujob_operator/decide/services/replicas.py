@@ -55,14 +55,19 @@ class Replica:
         return self.live and running and self.pod is not None and self.pod.ready
 
     @property
-    def parked(self) -> bool:
-        """Whether its weights are in the memory of the host.
+    def has_moved(self) -> bool:
+        """Whether its weights are in the memory of the host, by the newest report.
 
         A new leader has no report until the replica has reached it. Until then the status counts.
         """
         if self.report is None:
-            return self.was_parked and self.available
-        return self.report.parked_seconds is not None and self.available
+            return self.was_parked
+        return self.report.parked_seconds is not None
+
+    @property
+    def parked(self) -> bool:
+        """Whether a request would wake it: its weights have moved, and its process is well."""
+        return self.has_moved and self.available
 
     @property
     def ready(self) -> bool:

@@ -80,7 +80,7 @@ def _replica(one: Replica, port: int) -> ReplicaStatus:
         name=one.name,
         revision=one.revision,
         ready=one.ready,
-        parked=one.parked,
+        parked=one.has_moved,
         address=f"{host}:{port}" if host else "",
         node=node,
         message="" if one.ready else one.why_not_ready(),
