@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, ReservationSource
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Speedup, Timing, WorkerPhase
 from gpujob_api.settings import OptimizeMode, Task
@@ -155,3 +155,15 @@ def test_the_remaining_time_is_that_of_a_running_job(
     seen = replace(measured(GIB, step=10), steps_total=total, current=current)
     found = with_status(running(make_job()), phase=phase, measurement=seen)
     assert summarize(found, found.status, found.status, ()).eta == text
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [(ReservationSource.MEASURED, "1 GiB of 2 GiB"), (ReservationSource.PARKED, "parked, 2 GiB")],
+)
+def test_the_memory_of_a_parked_replica_is_not_compared_with_its_peak(
+    source: ReservationSource, text: str
+) -> None:
+    held = Reservation(2 * GIB, 0.0, source)
+    found = with_status(running(make_job()), measurement=measured(GIB, step=1), reservation=held)
+    assert summarize(found, found.status, found.status, ()).memory == text

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, ReservationSource
 from gpujob_api.meta import ConditionStatus
 from gpujob_api.quantities import format_duration, format_memory, format_seconds
 from gpujob_api.report import WorkerPhase
@@ -138,6 +138,9 @@ def _memory(status: GPUJobStatus) -> str:
     if status.reservation is None:
         return format_memory(status.measurement.memory_bytes) if status.measurement else ""
     held = format_memory(status.reservation.memory_bytes)
+    if status.reservation.source is ReservationSource.PARKED:
+        # The measured peak is that of the time before.
+        return f"parked, {held}"
     if status.measurement is None:
         return f"? of {held}"
     return f"{format_memory(status.measurement.memory_bytes)} of {held}"
