@@ -63,8 +63,8 @@ def test_the_reasons_of_services_stand_in_their_tables() -> None:
     sets = [call.args for call in calls if ast.unparse(call.func) == "writer.set"]
     given = {one.value for args in sets for one in args[2:3] if isinstance(one, ast.Constant)}
     known = {reason for meanings in SERVICE_CONDITIONS.values() for reason in meanings}
-    # `ReplicasStarting` and `ReplicasFailing` are chosen by a condition.
-    assert known == given | {"ReplicasStarting", "ReplicasFailing"}
+    # The first two are chosen by a condition, the third has a name.
+    assert known == given | {"ReplicasStarting", "ReplicasFailing", "RequestsFailing"}
 
 
 def test_a_reason_without_a_row_is_found(tmp_path: Path) -> None:
