@@ -185,3 +185,21 @@ def test_the_termination_message_fits(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["step"] == 9
     write_termination_message(tmp_path / "no" / "folder", Report(1, WorkerPhase.FINISHED))
     write_termination_message(None, Report(1, WorkerPhase.FINISHED))
+
+
+@pytest.mark.parametrize(
+    ("interval_seconds", "most_seconds"), [(0.2, 1), (1, 5), (2, 10), (60, 30)]
+)
+def test_without_an_operator_the_pauses_grow_to_a_few_intervals(
+    interval_seconds: float, most_seconds: float
+) -> None:
+    """A parked replica wakes by the reply to its next report."""
+    reporter = Reporter(None, lambda: None, lambda _: None)
+    reporter._interval_seconds = interval_seconds
+    assert reporter._pause_seconds() == interval_seconds
+    pauses: list[float] = []
+    for failures in range(1, 100):
+        reporter._failures = failures
+        pauses.append(reporter._pause_seconds())
+    assert pauses[0] <= min(2 * interval_seconds, most_seconds)
+    assert most_seconds / 2 <= max(pauses) <= most_seconds

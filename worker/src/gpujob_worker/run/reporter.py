@@ -24,7 +24,10 @@ from gpujob_api.report import Reply, Report
 
 REQUEST_SECONDS_MAX = 5.0
 INTERVAL_SECONDS_RANGE = (0.2, 60.0)
+# Without an operator the pauses grow up to the smaller one of both. A parked replica has a short
+# interval, because it wakes by a reply.
 RETRY_SECONDS_MAX = 30.0
+RETRY_INTERVALS_MAX = 5.0
 # Seconds between two requests whether the attempt may begin.
 ASK_PAUSE_SECONDS = 0.5
 REPLY_BYTES_MAX = 64 * 1024
@@ -117,7 +120,8 @@ class Reporter:
     def _pause_seconds(self) -> float:
         if not self._failures:
             return self._interval_seconds
-        backoff = min(RETRY_SECONDS_MAX, self._interval_seconds * 2.0 ** min(self._failures, 6))
+        intervals = min(RETRY_INTERVALS_MAX, 2.0 ** min(self._failures, 6))
+        backoff = min(RETRY_SECONDS_MAX, self._interval_seconds * intervals)
         return backoff * self._random.uniform(0.5, 1.0)
 
     def _send(self, report: Report, seconds: float | None = None) -> bool:
