@@ -32,7 +32,7 @@ RESERVED = Reservation(FULL_BYTES, 10.0, ReservationSource.MEASURED)
 
 @dataclass(slots=True)
 class Worker:
-    """A replica's process. It does what a reply asks for at once."""
+    """A replica's process. It follows each reply at once."""
 
     parked_at: datetime | None = None
     parks: int = 0
@@ -71,7 +71,7 @@ class ParkingWorld(ServiceWorld):
         return self.workers.setdefault(live.job.metadata.uid, Worker())
 
     def free_bytes(self) -> int:
-        """What no job reserves, writes in flight included."""
+        """The memory that no job reserves, writes in flight included."""
         held = 0
         for live in self.replicas():
             reservation = self._assumed(live.job).status.reservation
@@ -79,7 +79,7 @@ class ParkingWorld(ServiceWorld):
         return GPU_BYTES - self.others_bytes - held
 
     def take(self, memory_bytes: int) -> None:
-        """Another job is placed, if it fits."""
+        """Places another job, if it fits."""
         if memory_bytes <= self.free_bytes():
             self.others_bytes += memory_bytes
 
@@ -131,7 +131,7 @@ class ParkingWorld(ServiceWorld):
                 self.writes[uid] = status, left - 1
 
     def _plan(self) -> None:
-        """A cycle: decides about each reservation without a write in flight."""
+        """Plays a cycle. It decides about each reservation without a write in flight."""
         asked = {one.job_uid: one.parks for one in self.requests.current()}
         jobs = tuple(self._assumed(live.job) for live in self.ready_pods())
         for live in self.ready_pods():
@@ -165,7 +165,7 @@ class ParkingWorld(ServiceWorld):
                 worker.parked_at = None
 
     def _route(self) -> None:
-        """The gate's poll, if it reports."""
+        """Plays the poll of the gate, if the gate reports."""
         if not all(live.is_silent for live in self.gates.values()):
             known = {one.job.metadata.name: one for one in self.ready_pods()}
             self.routes = tuple(
@@ -180,7 +180,7 @@ class ParkingWorld(ServiceWorld):
         return bool(shown.address) and not rests and ready
 
     def _answer(self) -> None:
-        """The gate forwards to the replicas that it knows, and reports."""
+        """Forwards requests to the replicas in `routes`, as the gate does, and reports."""
         there = {one.job.metadata.name: one for one in self.ready_pods()}
         known = [there[name] for name in self.routes if name in there]
         if known and self.held:

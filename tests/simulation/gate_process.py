@@ -31,12 +31,12 @@ NETWORK_SECONDS_MAX = 0.02
 # A peer that does not answer at all.
 CONNECT_SECONDS = 2.0
 BODY_BYTES = 1000
-# As many as come in the time for which reports are late.
+# As many requests as end while reports are late.
 ENDS_MAX = 100
 
 
 class SimulatedReporter(Reporter):
-    """Sends each report to every operator, of which the one that leads answers."""
+    """Sends each report to every operator. The leader answers."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class SimulatedReporter(Reporter):
 
 
 class GateProcess:
-    """As `gpujob_operator.gate.process` joins the parts, and ends."""
+    """Joins the parts of a gate, and ends, as `gpujob_operator.gate.process` does."""
 
     def __init__(
         self,
@@ -90,15 +90,15 @@ class GateProcess:
 
     @property
     def is_ready(self) -> bool:
-        """What its readiness probe gets."""
+        """The result of its readiness probe."""
         return self._replicas.known and not self._ends
 
     def asked_since(self) -> float | None:
-        """When the oldest of its open requests came."""
+        """Returns when the oldest open request came, or None if there is none."""
         return min((one.sent_at for one in self._open), default=None)
 
     def last_end(self, until: float) -> float:
-        """When the last request ended by then."""
+        """Returns when the last request up to that time ended."""
         return max((at for at in self._ended_at if at <= until), default=float("-inf"))
 
     # -- requests
@@ -111,7 +111,7 @@ class GateProcess:
         return True
 
     async def _forward(self, request: Request) -> None:
-        """As `Proxy` does."""
+        """Forwards a request, as `Proxy` does."""
         with self._traffic.request():
             try:
                 end = await self._from_a_replica(self._clock.now)
@@ -193,7 +193,7 @@ class GateProcess:
     # -- the end
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Begins the end, as SIGTERM does."""
         if not self._ends:
             self._ends = True
             self._loop.call_soon(lambda: self._loop.create_task(self._end()))
@@ -211,7 +211,7 @@ class GateProcess:
         self._clock.after(0.0, self.kill)
 
     def kill(self) -> None:
-        """SIGKILL, or the end."""
+        """Ends the process, by SIGKILL or by itself."""
         if self.ended:
             return
         self.ended = True
@@ -220,6 +220,6 @@ class GateProcess:
             self._close(request, End.LOST)
 
     def close(self) -> None:
-        """At the end of a simulation, so that nothing of it is left."""
+        """Releases the loop and its tasks at the end of a simulation."""
         self.ended = True
         self._loop.close()

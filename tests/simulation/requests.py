@@ -1,4 +1,4 @@
-"""Requests of clients, and where a Service sends them: addresses, endpoints, kube-proxy's lag."""
+"""Requests of clients, and their way through a Service: addresses, endpoints, kube-proxy's lag."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from tests.simulation.clock import Clock
 from tests.simulation.machines import Machine
 from tests.simulation.pods import FINAL, is_ready
 
-# Until every node's kube-proxy has what the API server has.
+# The longest time until every node's kube-proxy has a change.
 LAG_SECONDS_MAX = 0.5
 PORT = 8000
 
 
 class End(Enum):
-    """What a client gets."""
+    """The end of a client's request."""
 
     ANSWERED = "answered"
     # 503 of a replica that drains, or a closed port.
@@ -41,18 +41,18 @@ class Request:
 
 
 class Process(Protocol):
-    """What listens at the address of a pod."""
+    """A process that listens at the address of a pod."""
 
     machine: Machine
     ended: bool
 
     def accept(self, request: Request) -> bool:
-        """False if it refuses the request, or if nothing listens yet."""
+        """Returns False if it refuses the request, or if nothing listens yet."""
         ...
 
 
 def address_of(pod: Manifest) -> str:
-    """The pod's own IP address."""
+    """Returns the pod's own IP address."""
     number = int(pod["metadata"]["uid"].removeprefix("uid-"))
     return f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
 
@@ -73,7 +73,7 @@ class Network:
         return self._endpoints.get(service, [])
 
     def reach(self, address: str) -> Process | None:
-        """The process, if its machine runs."""
+        """Returns the process at the address, or None if its machine does not run."""
         process = self.listening.get(address)
         if process is None or process.machine.gone or not process.machine.powered:
             return None
@@ -114,6 +114,6 @@ class Network:
 
 
 def takes_requests(pod: Manifest) -> bool:
-    """Whether a Service sends requests to the pod."""
+    """Returns whether a Service sends requests to the pod."""
     leaves = "deletionTimestamp" in pod["metadata"]
     return is_ready(pod) and not leaves and pod["status"]["phase"] not in FINAL

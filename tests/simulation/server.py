@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from tests.simulation.service_worlds import Model
 
 DRAIN_DELAY_SECONDS = ServingSettings().drain_delay_seconds
-# Its process is there for the whole seed, so it reports more seldom than others.
+# A server lives for the whole seed, so it reports more seldom than other workers.
 REPORT_SECONDS = 6.0
 # Rates are those of the last minute.
 WINDOW_SECONDS = 60.0
 MEASURING_SECONDS = 20.0
-# What an orderly end leaves of the grace that the pod was created with.
+# A kill this long before the end of the pod's grace still counts as orderly.
 GRACE_SLACK_SECONDS = 2.0
 
 
@@ -45,8 +45,8 @@ class Server(Worker):
         crash: tuple[float, int] | None, tell: Tell, witness: Witness,
         lost: Callable[[Server, int], None],
     ) -> None:  # fmt: skip
-        """`crash` is after how many seconds the process ends by itself, and with which exit code.
-        `lost` is told how many requests an orderly end has cost.
+        """`crash` has the seconds after which the process ends by itself, and its exit code. `lost`
+        gets the number of requests that an orderly end has cost.
         """
         super().__init__(
             cluster, machine, pod, model.workload, Disk(), lambda _: True, tell, witness
@@ -60,12 +60,12 @@ class Server(Worker):
         self._requests: set[Request] = set()
         self._answered_at: deque[float] = deque()
         self._answered = 0
-        # It has answered all that it accepted.
+        # Whether it has answered all accepted requests.
         self.drained = False
 
     @property
     def is_ready(self) -> bool:
-        """What its readiness probe gets."""
+        """The result of its readiness probe."""
         return self._loaded and not (self._draining or self.ended)
 
     @property
@@ -103,7 +103,7 @@ class Server(Worker):
         self._end_if_answered()
 
     def _drop(self, *, orderly: bool = False) -> None:
-        """The process is gone, and with it what it had accepted."""
+        """Ends the accepted requests: the process is gone."""
         if orderly and self._requests:
             self._lost(self, len(self._requests))
         for request in list(self._requests):

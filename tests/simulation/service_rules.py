@@ -1,6 +1,6 @@
-"""I17 on every revision: how many replicas services have, and when they stop.
+"""Checks I17 on every revision: the number of replicas of each service, and when they stop.
 
-It reads what was committed and what processes really did, never what an operator believes.
+It reads commits and the acts of processes, never the state of an operator.
 """
 
 from collections import Counter
@@ -18,32 +18,32 @@ from tests.simulation.requests import End, Process, Request, takes_requests
 from tests.simulation.server import Server
 
 PROMISE = "I17"
-# For how long an operator may not know of a change: what it read is under way, and so is what it
-# asked for.
+# The time for which an operator may act without a change: its event, or a request of the operator,
+# is under way.
 LAG_SECONDS = 5.0
-# An event is later, and the answer to a write.
+# A factor for the longest delay of an event, which also delays the answer to a write.
 LAG_OF_EVENTS = 3.0
 LAG_OF_WRITES_SECONDS = 10.0
 # A stream that fell silent is found by a list.
 LAG_OF_BROKEN_WATCHES_SECONDS = 90.0
-# A request of a process that was frozen arrives.
+# A request of a frozen process arrives this much later.
 LAG_OF_PAUSES_SECONDS = 45.0
-# A gate's report counts for so long, and its successor is a second later.
+# The time for which a gate's report counts, and the second until the next one.
 REPORT_SECONDS = 12.0
-# After a restore.
+# The time after a restore in which nothing is checked.
 RESTORE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Lags:
-    """For how long an operator may not know of a commit, and how long its own requests take."""
+    """The longest times until an operator has read a commit, and until its own requests arrive."""
 
     events_seconds: float = LAG_SECONDS
     requests_seconds: float = 0.0
 
 
 def lags_of(faults: Faults, incidents: Iterable[Incident], *, troubled: bool) -> Lags:
-    """Those of a seed. `troubled` is whether the API server refuses or delays some writes."""
+    """Returns the lags of a seed. `troubled`: the API server refuses or delays some writes."""
     slow = faults.slow_write or faults.write_error or faults.lost_answer or troubled
     requests = LAG_OF_WRITES_SECONDS if slow else 0.0
     if any(one.what == "pause" for one in incidents):
@@ -55,37 +55,37 @@ def lags_of(faults: Faults, incidents: Iterable[Incident], *, troubled: bool) ->
 
 @dataclass(slots=True)
 class _Replica:
-    """A replica's job. It lives from a time on until it is stopped, finished or deleted."""
+    """A replica's job. `live_since` is None once it is stopped, finished or deleted."""
 
     service: str
     live_since: float | None = None
-    # When it took requests the last time, and since when it does.
+    # When it last took requests, and since when it takes them.
     ready_at: float = float("-inf")
     ready_since: float | None = None
 
     def ready_for(self, since: float) -> bool:
-        """Whether it has taken requests all the time since."""
+        """Returns whether it has taken requests all the time since."""
         return self.ready_since is not None and self.ready_since <= since
 
     def was_ready(self, since: float) -> bool:
-        """Whether it has taken requests at any time since."""
+        """Returns whether it has taken requests at any time since."""
         return self.ready_since is not None or self.ready_at >= since
 
 
 @dataclass(slots=True)
 class _Bounds:
-    """A service's specs of the last while: when each was written, minimum and maximum."""
+    """The bounds in the specs of a service: the time of the write, minimum and maximum."""
 
     written: list[tuple[float, int, int]] = field(default_factory=list[tuple[float, int, int]])
 
     def since(self, at: float) -> list[tuple[float, int, int]]:
-        """Those that were in force at any time since."""
+        """Returns the bounds that were in force at any time since."""
         old = [one for one in self.written if one[0] <= at][-1:]
         return old + [one for one in self.written if one[0] > at]
 
 
 class ServiceRules:
-    """Feed it every revision, and the end of every request."""
+    """Observes every revision, and the end of every request."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class ServiceRules:
     # -- requests
 
     def ended(self, request: Request, end: End, process: Process | None) -> None:
-        """A client has its answer."""
+        """Counts the end of a request. No replica that has drained may have got it."""
         self.ends[end] += 1
         if end is End.ANSWERED:
             self.answered_at[request.service] = self._api.now
@@ -243,5 +243,5 @@ class ServiceRules:
             self._fail(PROMISE, f"{process.name} {text}")
 
     def lost(self, server: Server, requests: int) -> None:
-        """A replica was killed at the end of its grace."""
+        """Fails: a replica was killed at the end of its grace."""
         self._fail(PROMISE, f"{server.name} ended with {requests} requests without an answer")

@@ -33,7 +33,7 @@ GATE_SECONDS = 9.0
 
 
 class Services:
-    """Of a scenario without services nothing of it does anything."""
+    """The services of a scenario. Without any, it does nothing."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Services:
 
     @property
     def ends(self) -> dict[str, int]:
-        """How many requests ended how."""
+        """The number of requests by their end."""
         return {end.value: count for end, count in self.rules.ends.items()}
 
     def has(self, pod: Manifest) -> bool:
@@ -75,7 +75,7 @@ class Services:
         return match is not None and f"{pod['metadata']['namespace']}/{match[1]}" in self._plans
 
     def plan_of(self, pod: Manifest) -> ServicePlan:
-        """The service of a replica's pod, or of a measurement's."""
+        """Returns the service of the pod of a replica or a measurement."""
         return self._plan(pod["metadata"]["namespace"], pod["metadata"]["labels"][LABEL_JOB])
 
     def _plan(self, namespace: str, job: str) -> ServicePlan:
@@ -86,7 +86,7 @@ class Services:
     def start(
         self, cluster: Cluster, machine: Machine, pod: Manifest, tell: Tell, witness: Witness
     ) -> Worker:
-        """The process of the pod."""
+        """Returns the process of the pod."""
         plan = self.plan_of(pod)
         if LABEL_SERVICE not in pod["metadata"]["labels"]:
             return Measurement(cluster, machine, pod, plan.model, tell, witness)
@@ -164,7 +164,7 @@ class Services:
         )
 
     def _left(self) -> Iterator[str]:
-        """What belongs to no service any more."""
+        """Yields the objects that belong to no service any more."""
         services = {one["metadata"]["uid"] for one in self._api.list(Kind.SERVICE)}
         for kind in (Kind.JOB, Kind.POD, OtherKind.SERVICE):
             for one in self._api.list(kind):

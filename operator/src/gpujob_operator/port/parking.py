@@ -1,7 +1,7 @@
-"""What replicas are asked to do about parking, for the replies to their reports and to gates'.
+"""The requests to park and to wake, for the replies to the reports of replicas and of gates.
 
-It is kept in memory only. After a start of the operator each replica stays as it is, until its
-service's gates report again.
+They are kept in memory only. After a start of the operator each replica stays as it is, until the
+gates of its service report again.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +13,7 @@ from gpujob_operator.decide.model.snapshot import Parking, Snapshot
 
 
 class ParkingRequests:
-    """The newest requests. `changed` is called when a replica is asked for something else."""
+    """The newest requests. `changed` is called if they differ from those before."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
@@ -32,7 +32,7 @@ class ParkingRequests:
 
     @property
     def waking_since(self) -> Mapping[str, datetime]:
-        """Since when replicas are asked to wake, by the UIDs of their jobs."""
+        """The times since which replicas are asked to wake, by the UIDs of their jobs."""
         return self._waking_since
 
     def current(self) -> tuple[Parking, ...]:
@@ -55,10 +55,11 @@ class ParkingRequests:
         )
 
     def answer(self, job: GPUJob) -> bool | None:
-        """Returns what the reply to a replica says. `job` is as stored.
+        """Returns the request to a replica: True to park, False to wake, None for neither.
 
-        A replica may wake once all of its memory is reserved, both in what is stored and in what
-        the planner assumes: otherwise other jobs may get that memory.
+        `job` is the stored version. A replica may wake once all of its memory is reserved, both in
+        the stored status and in the one that the planner assumes: otherwise other jobs may get that
+        memory.
         """
         request = self._requests.get(job.metadata.uid)
         if request is None or (request.rests and not request.parks):

@@ -33,7 +33,7 @@ class Databases:
         wrap(module, "connect", self._connects, self._is_asked)
 
     def written(self) -> list[str]:
-        """Returns what a resume does to each database that was written since it was connected."""
+        """Returns the effect of a resume on each database that was written since its connection."""
         return [
             f"{path} is a database: rows after the last checkpoint are written twice, and "
             "statements before the loop are executed again (INSERT OR REPLACE with a key)"
@@ -49,7 +49,7 @@ class Databases:
 
 
 def _file_of(database: Any) -> Any:
-    """Returns the file, also of a URI. In memory, it has a name that no file has."""
+    """Returns the path, also of a URI. That of a database in memory is the path of no file."""
     is_uri = isinstance(database, str) and database.startswith("file:")
     return unquote(urlsplit(database).path) if is_uri else database
 

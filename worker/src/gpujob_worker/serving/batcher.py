@@ -21,9 +21,9 @@ from gpujob_worker.serving.warm_up import WARM_UP_SECONDS, WarmUp
 
 CLOSE_SECONDS = 5.0
 ERROR_CHARACTERS_MAX = 256
-# Of the objective, before anything was measured. Low, so that a guess refuses nothing.
+# Shares of the objective, before anything was measured. Low, so that a guess refuses nothing.
 PRIOR_FIXED_SHARE, PRIOR_SAMPLE_SHARE = 0.02, 0.0005
-# Of the objective, for reading a request before the queue and sending its answer after it.
+# Share of the objective for reading a request before the queue and sending its answer after it.
 OUTSIDE_SHARE = 0.05
 
 
@@ -171,9 +171,9 @@ class Batcher:
     def park(self, parks: bool | None) -> None:
         """Parks once no request is queued or in progress, or wakes. Returns at once.
 
-        A call replaces the one before. None: it stays as it is, and no longer waits for the end of
-        requests. Requests are refused with `Parked` until it is awake. After an attempt that failed
-        it stays as it is until the next call.
+        A call replaces the one before. After None the backend stays as it is, and parking no longer
+        waits for the end of requests. Requests are refused with `Parked` until it is awake. After
+        an attempt that failed it stays as it is until the next call.
         """
         with self._work:
             if parks is None:
@@ -191,8 +191,8 @@ class Batcher:
 
     @contextmanager
     def arrival(self) -> Generator[None]:
-        """Spans a request that is being read: it does not park before the block ends, so that
-        `submit` in it does not raise `Parked`. Raises `Parked`.
+        """Spans a request that is being read. The backend does not park before the block ends, so
+        `submit` in it does not raise `Parked`. Raises `Parked` at the start.
         """
         with self._work:
             self._refuse_if_parked()
@@ -325,8 +325,8 @@ class Batcher:
         return True
 
     def _wait(self) -> Dispatch[_Request] | Moves | None:
-        """Returns the next batch, what moves at the stage that was entered, or None after
-        `close`.
+        """Returns the next batch, or the mover if the stage of a move was entered. Returns None
+        after `close`.
         """
         with self._work:
             while not self._closed:
@@ -347,7 +347,7 @@ class Batcher:
             return None
 
     def _next_move(self) -> Moves | None:
-        """Enters the stage of a move, if there is one to make."""
+        """Enters the stage of a move and returns the mover, if a move is due."""
         is_parked = self._stage is _Stage.PARKED
         if self._mover is None or self._parks is is_parked or self._queue.draining:
             return None
@@ -396,7 +396,7 @@ class Batcher:
                 error = request.future.exception()
                 self._answered += error is None
                 self._failed += error is not None
-                # Until then the device was busy, or the request was not there.
+                # Before that the device was busy, or the request had not arrived.
                 could_start = max(request.arrived, self._free_since)
                 self._window.answered(
                     now,

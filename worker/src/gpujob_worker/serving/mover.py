@@ -1,4 +1,4 @@
-"""Moves a backend's device memory for the batcher, on its thread."""
+"""Moves a backend's device memory, on the batcher's thread."""
 
 import time
 from collections.abc import Callable
@@ -16,8 +16,10 @@ LINE_CHARACTERS_MAX = 256
 
 
 class Mover:
-    """Parks and wakes. A lack of memory leaves the weights where they are; any other error is the
-    failure of the backend, so the process ends with it.
+    """Parks and wakes a backend.
+
+    If memory is lacking, the weights stay where they are. Any other error is a failure of the
+    backend, and ends the process.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class Mover:
         self.can_park = self._host_bytes() is not None
 
     def park(self) -> bool:
-        """Returns whether it is parked. If not, it cannot park from now on."""
+        """Parks, and returns whether that succeeded. After a failure it cannot park any more."""
         parking, needed_bytes = self._backend.parking, self._host_bytes()
         if parking is None or needed_bytes is None:
             self._cannot_park("the file that the model would be loaded from again is gone")
@@ -59,7 +61,7 @@ class Mover:
         return True
 
     def wake(self) -> bool:
-        """Returns whether it is awake. If not, it may be tried again."""
+        """Wakes, and returns whether that succeeded. After a failure it may be tried again."""
         parking = self._backend.parking
         assert parking is not None, "it was parked"
         began = self._clock()
@@ -76,12 +78,12 @@ class Mover:
         try:
             parking = self._backend.parking
             return parking.host_bytes if parking is not None else None
-        except Exception as error:  # of tensors of other libraries
+        except Exception as error:  # raised by tensors of other libraries
             say(f"gpujob: cannot park: {_first_line(error)}")
             return None
 
     def _attempt(self, move: Callable[[], None]) -> str | None:
-        """Returns the error, or None."""
+        """Returns the error's text, or None if the move succeeded."""
         failed: str | None = None
         try:
             with self._backend.watched():

@@ -1,10 +1,10 @@
 """The weights of modules, moved to the memory of the host and back.
 
-Storages are emptied and filled again, as FSDP does it, instead of tensors replaced: tied parameters
-move once, and views, wrapped tensors (quantized weights) and compiled code stay valid.
+Storages are emptied and filled again, as in FSDP. The tensors stay, so tied parameters move once,
+and views, wrapped tensors (quantized weights) and compiled code remain valid.
 
-A process without a GPU stands for one with a GPU (a CPU card), so its weights leave its own memory,
-too: to a file in memory that it does not map.
+On a CPU card the memory of the process stands for that of a GPU. The weights leave it, too: to a
+file in memory that the process does not map.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _python_dispatch
 
-# Pinned memory is rounded up to a power of two, so large weights are copied in parts of one.
+# Pinned memory is rounded up to a power of two, so large weights are copied in parts of this size.
 PART_BYTES = 32 * 1024**2
 
 
@@ -65,7 +65,7 @@ class Weights:
             storage.resize_(0)
 
     def _storages(self) -> list[torch.UntypedStorage]:
-        """Returns each storage once. One that cannot be resized, such as a mapped file, stays."""
+        """Returns each storage once, without those that cannot be resized, such as mapped files."""
         tensors = (
             plain
             for module in self._modules
@@ -80,7 +80,7 @@ class Weights:
 
 
 class _Host(Protocol):
-    """Keeps bytes, and restores them in the same order. The device may lag behind both."""
+    """Keeps bytes, and restores them in the same order. Copies may end after the calls return."""
 
     def keep(self, part: torch.Tensor) -> None: ...
     def rewind(self) -> None: ...
@@ -106,7 +106,7 @@ class _Pinned:
 
     def close(self) -> None:
         self._parts.clear()
-        # torch keeps pinned memory for later, which a container's limit counts.
+        # torch keeps freed pinned memory for later. It counts towards the container's limit.
         release: Any = getattr(torch._C, "_host_emptyCache", None)  # pyright: ignore[reportPrivateUsage]
         if release is not None:
             release()
@@ -139,7 +139,7 @@ def _buffer(part: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
 
 
 def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yields the tensors with memory that a tensor consists of."""
+    """Yields the tensors with memory of their own of which a tensor consists."""
     if _python_dispatch.is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         for name in names:

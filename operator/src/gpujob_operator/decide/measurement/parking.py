@@ -1,9 +1,9 @@
-"""What a replica reserves while it is parked, and before it wakes.
+"""The reservation of a replica while it is parked, and before it wakes.
 
-1. The replica has moved its weights to the host and reports it. Its reservation falls to what the
-   newest reading shows, and other jobs may be placed in the rest.
-2. To wake it, the reservation grows to the measured peak again, if its GPU has as much free memory.
-   The replica is told once that is durable (`port.parking`).
+1. The replica reports that its weights are in the memory of the host. Its reservation falls to the
+   newest reading and a margin. Other jobs may be placed in the rest.
+2. Before the replica wakes, the reservation grows to the measured peak again, if its GPU has as
+   much free memory. The replica is asked to wake once that reservation is durable (`port.parking`).
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.plan import EventNote
 from gpujob_operator.decide.model.snapshot import GPUUsage
 
-# By then the newest reading was taken after the weights had moved.
+# After this time, the newest reading is one without the weights.
 SETTLED_SECONDS = 10.0
 
 
@@ -39,8 +39,8 @@ def with_parked_reservation(
 ) -> tuple[GPUJobStatus, tuple[EventNote, ...]]:
     """Returns the status of a job for which `is_parked` holds.
 
-    `parks` is what the replica is asked to do. `most_bytes` returns the most that it can reserve on
-    its GPUs.
+    `parks` is the request to the replica: True to park, False to wake, None for neither.
+    `most_bytes` returns the largest reservation for which its GPUs have room.
     """
     held = status.reservation
     if held is None:
@@ -69,8 +69,7 @@ def _woken(
 ) -> tuple[GPUJobStatus, tuple[EventNote, ...]]:
     """Returns the status with all of the memory again, or as it is if that is not free.
 
-    A replica that is awake without having been told has the memory already, so it gets what is
-    free.
+    A replica that is awake without a request uses the memory already, so it gets all that is free.
     """
     known = status.measurement
     known_bytes = known.memory_bytes if known is not None else 0

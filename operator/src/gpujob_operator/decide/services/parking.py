@@ -1,11 +1,11 @@
-"""Which replicas park, and which wake.
+"""Decides which replicas park, and which wake.
 
 1. All replicas of a service park after `parkAfterSeconds` without requests. From then on the gates
    get no addresses, so that requests are held.
 2. A replica is asked to park once no gate sends requests to replicas any more.
-3. A request wakes all of them, also if its client leaves before, or one of them answers it first.
-   So does a request that goes to one that has not parked. Without reports of the gates, each stays
-   as it is.
+3. A request wakes all of them, even if its client leaves, or one of them answers it, before the
+   others are awake. A request to a replica that has not parked yet does the same. Without reports
+   of the gates, each replica stays as it is.
 4. A replica that does not wake in time is replaced: its GPU has no memory left for it, or its
    process does not answer.
 """
@@ -20,8 +20,8 @@ from gpujob_operator.decide.model.service_plan import ReplicaParking
 from gpujob_operator.decide.services.gates import Demand, fresh_reports, ready_for_seconds
 from gpujob_operator.decide.services.replicas import Replica
 
-# From the first request until the reservation has to be complete again, and until the replica has
-# to answer.
+# The longest times from the first request until the reservation is complete again, and until the
+# replica answers.
 ROOM_WITHIN = timedelta(seconds=5)
 AWAKE_WITHIN = timedelta(seconds=60)
 
@@ -34,11 +34,11 @@ def parking_of(
     waking_since: Mapping[str, datetime],
     now: datetime,
 ) -> tuple[ReplicaParking, ...]:
-    """Returns what each replica is asked to do. One that is left out stays as it is."""
+    """Returns the requests to the replicas. A replica without one stays as it is."""
     after_seconds = service.spec.replicas.park_after_seconds
     live = [one for one in replicas if one.live]
     if after_seconds is None or service.spec.suspend:
-        # Of an edited spec. A parked replica would answer nothing.
+        # The spec was edited. A parked replica would answer nothing.
         return tuple(_wake(one) for one in live if one.parked)
     wakes = any(one.has_moved and one.job.metadata.uid in waking_since for one in live)
     if demand.held or wakes:
@@ -46,7 +46,8 @@ def parking_of(
     if demand.idle_seconds is None or not live:
         return ()
     if demand.idle_seconds < after_seconds:
-        # Those that answer may need the others. A new gate has no requests of the time before it.
+        # Replicas that answer may need the parked ones. If none answers, the gate may be new: its
+        # time without requests begins at its own start.
         some_answer = any(one.ready for one in live)
         return tuple(_wake(one) for one in live if one.parked and some_answer)
     if not all(map(_may_park, live)):
@@ -76,11 +77,11 @@ def _may_park(replica: Replica) -> bool:
 def not_woken(
     replicas: Sequence[Replica], waking_since: Mapping[str, datetime], now: datetime
 ) -> dict[str, str]:
-    """Returns the replicas that have to be replaced, by name, with the reason."""
+    """Returns the reason for each replica that has to be replaced, by the replica's name."""
     found: dict[str, str] = {}
     for one in replicas:
         since = waking_since.get(one.job.metadata.uid)
-        # Its readiness probe may fail because the process hangs.
+        # Readiness does not count: the probe of a process that hangs may fail.
         if since is None or not (one.live and one.has_moved):
             continue
         held = one.job.status.reservation

@@ -11,7 +11,7 @@ from gpujob_worker.serving.backend import Parking
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What is dropped, and made again."""
+    """A part that is dropped when it parks, and made again when it wakes."""
 
     park: Callable[[], None]
     wake: Callable[[], None]
@@ -19,7 +19,7 @@ class Rebuilt:
 
 
 class FromFile:
-    """What a file was loaded as. It is dropped while it is parked, and the file is loaded again."""
+    """An object of a file. It is dropped when it parks, and loaded again when it wakes."""
 
     def __init__(self, path: Path, load: Callable[[], Any]) -> None:
         self._path = path
@@ -38,7 +38,7 @@ class FromFile:
 
 
 class Together:
-    """Parks its parts in their order, and wakes them in the opposite one."""
+    """Parks its parts in their order, and wakes them in the reverse order."""
 
     def __init__(self, *parts: Parking) -> None:
         self._parts = parts
