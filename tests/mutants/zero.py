@@ -85,14 +85,14 @@ ZERO = (
         "decide/services/parking.py",
         "parks=not routed",
         "parks=True",
-        "tests/unit/decide/services/test_parking.py",
+        "tests/unit/decide/services/test_parking_replicas.py",
     ),
     of_operator(
         "a replica that cannot wake is kept",
         "decide/services/parking.py",
         "        if waits and now - since >= ROOM_WITHIN:\n",
         "        if False:\n",
-        "tests/unit/decide/services/test_parking.py",
+        "tests/unit/decide/services/test_parking_replicas.py",
     ),
     of_operator(
         "memory is given back before a reading shows that it is free",
