@@ -77,7 +77,12 @@ VERBS: Sequence[Verb] = (
     Verb("gpus", _CLUSTER, "Show GPU models: how many, how many free, prices.", "gpus"),
     Verb("nodes", _CLUSTER, "Show GPU nodes and the use of their GPUs.", "nodes"),
     Verb("queue", _CLUSTER, "Show queues, their use, and the jobs that wait.", "queue"),
-    Verb("dashboard", _CLUSTER, "Open a page of GPUs, queues and jobs in a browser.", "dashboard"),
+    Verb(
+        "dashboard",
+        _CLUSTER,
+        "Open a page of GPUs, queues, jobs and services in a browser.",
+        "dashboard",
+    ),
     Verb("doctor", _CLUSTER, "Check the installation and name the remedy of each fault.", "doctor"),
     Verb(
         "completion",

@@ -30,7 +30,10 @@ def run(options: argparse.Namespace, world: World) -> int:
 def rows(job: GPUJob) -> list[Row]:
     spec, status = job.spec.checkpoint, job.status
     claim = spec.volume_claim_name
-    found: list[Row] = [("Kept on", f"claim {claim}" if claim else "no claim: lost with the pod")]
+    # The configuration of the operator decides whether it creates a claim, and is not known here.
+    own = f"claim {job.metadata.name}-checkpoints if the operator creates claims"
+    kept = f"claim {claim}" if claim else f"{own}, else lost with the pod"
+    found: list[Row] = [("Kept on", kept)]
     every = "chosen by cost" if spec.interval == "Auto" else f"every {spec.interval}"
     found.append(("Saved", f"{every}; the newest {spec.keep} are kept"))
     if spec.path is not None:

@@ -1,4 +1,4 @@
-"""kubectl gpujob dashboard: starts the page of GPUs, queues and jobs on this machine."""
+"""kubectl gpujob dashboard: starts the page of GPUs, queues, jobs and services on this machine."""
 
 import argparse
 import importlib.util

@@ -111,9 +111,9 @@ CONDITIONS: Mapping[str, Meanings] = {
         "Fits": "the GPU has enough memory for its jobs again",
     },
     conditions.SLOWED: {
-        "CoTenants": "co-tenants slow the job more than `sharing.maxSlowdownPercent`",
-        "Yields": "the job yields to a service for more time than `sharing.maxSlowdownPercent` "
-        "allows, or for the most that a job yields",
+        "CoTenants": "co-tenants slow the job more than `sharing.maxSlowdownPercent` and 5 points",
+        "Yields": "the job yields to a service for more time than `sharing.maxSlowdownPercent` and "
+        "5 points allow, or for the most that a job yields",
         "WithinLimit": "co-tenants slow the job no more than that",
     },
     conditions.YIELDING: {
@@ -163,8 +163,8 @@ SERVICE_CONDITIONS: Mapping[str, Meanings] = {
         "at least one answers",
         "ReplicasFailing": "fewer do, because replicas end by themselves",
         "RequestsFailing": "the model failed for more than half of the requests of the last "
-        "minute, at least 20, and no requests succeeded since. The replicas go on, because a "
-        "restart would not help",
+        "minute, at least 20, and still does for more than half of those since. The replicas go "
+        "on, because a restart would not help",
         "ReplicaRejected": "fewer do, because the spec was refused (`Accepted`), or the API server "
         "refused a replica. True while at least one answers",
         "ServiceRejected": "there is no Service in front of the replicas, because the API server "
