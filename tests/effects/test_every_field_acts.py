@@ -1,5 +1,5 @@
-"""No field of a GPUJob's or a GPUQueue's spec is without effect: for each one of the schemas,
-two values of it make the operator decide, or the worker do, different things.
+"""No field of the spec of a GPUJob, a GPUQueue or a GPUService is without effect: for each one of
+the schemas, two values of it make the operator decide, or the worker do, different things.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,8 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuqueue import GPUQueue
-from tests.effects import plans, workers
+from gpujob_api.gpuservice import GPUService
+from tests.effects import plans, services, workers
 from tests.effects.effect import Effect, Json, job_of, leaves, queue_of
 from tests.harness.crds import Schema, schema_of
 
@@ -82,6 +83,36 @@ QUEUE: Mapping[str, Effect] = {
     "borrowingLimit.gpuMemory": Effect(
         plans.under_a_parent, None, "1Gi", {"parent": "parent", "nominal.gpuMemory": "30Gi"}
     ),
+}
+_AT_ZERO = {"replicas.minimum": 0, "optimize.backend": "Eager"}
+# The template is that of the replicas' jobs, whose fields act above.
+SERVICE: Mapping[str, Effect] = {
+    "workload": Effect(services.created, None, "resnet"),
+    "queue": Effect(services.created, None, "closed"),
+    "priority": Effect(services.created, None, 5),
+    "port": Effect(services.created, None, 9000),
+    "objective.latencyMilliseconds": Effect(services.created, None, 50),
+    "objective.percentile": Effect(services.created, None, 95),
+    "replicas.minimum": Effect(services.created, None, 2),
+    "replicas.maximum": Effect(services.under_load, None, 2),
+    "replicas.stopAfterSeconds": Effect(services.without_requests, None, 60, _AT_ZERO),
+    "replicas.parkAfterSeconds": Effect(services.parked, None, 60, _AT_ZERO),
+    "replicas.coldStartSeconds": Effect(services.held, None, 30, _AT_ZERO),
+    "gpu.memory": Effect(services.created, None, "1Gi"),
+    "gpu.models": Effect(services.created, None, ["H100"]),
+    "sharing.mode": Effect(services.created, None, "Exclusive"),
+    "sharing.maxSlowdownPercent": Effect(services.created, None, 50),
+    "optimize.backend": Effect(services.created, None, "Compile"),
+    "optimize.precision": Effect(services.created, None, "bfloat16"),
+    "optimize.quantization": Effect(services.created, None, "int8"),
+    "optimize.batching.policy": Effect(services.created, None, "Deadline"),
+    "optimize.batching.maxSize": Effect(services.created, None, 8),
+    "optimize.accuracy.maxRelativeErrorPercent": Effect(services.created, None, 5),
+    "optimize.accuracy.minAgreementPercent": Effect(services.created, None, 90),
+    "optimize.accuracy.maxDropPercent": Effect(services.created, None, 5),
+    "spot.policy": Effect(services.created, None, "Never"),
+    "artifactsClaimName": Effect(services.created, None, "artifacts"),
+    "suspend": Effect(services.created, None, True),
 }
 # A pod template with one entry in each list whose entries have fields of their own.
 _CONTAINER = {
@@ -156,6 +187,11 @@ def without_effect(schemas: Iterable[str], table: Mapping[str, Effect]) -> list[
 
 JOB_LEAVES, QUEUE_LEAVES = spec_leaves(GPUJob), spec_leaves(GPUQueue)
 JOB_EFFECTS, QUEUE_EFFECTS = effects(JOB_LEAVES, JOB), effects(QUEUE_LEAVES, QUEUE)
+SERVICE_LEAVES = {
+    path: schema
+    for path, schema in spec_leaves(GPUService).items()
+    if not path.startswith("template.")
+}
 
 
 def test_every_field_of_the_schemas_has_an_effect_to_show() -> None:
@@ -163,6 +199,7 @@ def test_every_field_of_the_schemas_has_an_effect_to_show() -> None:
     assert without_effect(QUEUE_LEAVES, QUEUE_EFFECTS) == []
     assert set(JOB_EFFECTS) | set(FIXED) == set(JOB_LEAVES), "an effect of a field that is gone"
     assert set(QUEUE_EFFECTS) == set(QUEUE_LEAVES), "an effect of a field that is gone"
+    assert set(SERVICE) == set(SERVICE_LEAVES)
 
 
 def test_a_new_field_without_an_effect_is_found() -> None:
@@ -186,6 +223,18 @@ def test_a_field_of_a_job_acts(path: str) -> None:
 def test_a_field_of_a_queue_acts(path: str) -> None:
     one, other = QUEUE_EFFECTS[path].seen(path, queue_of)
     assert one != other
+
+
+@pytest.mark.parametrize("path", sorted(SERVICE))
+def test_a_field_of_a_service_acts(path: str) -> None:
+    one, other = SERVICE[path].seen(path, services.service_of)
+    assert one != other
+
+
+def test_what_is_seen_of_a_service_does_not_differ_by_itself() -> None:
+    for looks in {effect.looks for effect in SERVICE.values()}:
+        one, other = Effect(looks, None, None, _AT_ZERO).seen("queue", services.service_of)
+        assert one == other
 
 
 @pytest.mark.parametrize("path", sorted(FIXED))
