@@ -58,6 +58,10 @@ class BackendName(Enum):
     EXTERNAL = "External"
 
 
+# Those whose compiled model is a file, which a claim can keep.
+WITH_A_FILE = frozenset({BackendName.AOT_INDUCTOR, BackendName.ONNX_RUNTIME, BackendName.TENSOR_RT})
+
+
 class Quantization(Enum):
     """Number formats that may replace weights. Never used unless it is requested."""
 

@@ -14,7 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from gpujob_api.serving import ENV_SERVING_CACHE, BackendName, Batching, ServingSettings
+from gpujob_api.serving import (
+    ENV_SERVING_CACHE,
+    WITH_A_FILE,
+    BackendName,
+    Batching,
+    ServingSettings,
+)
 from gpujob_api.settings import Precision
 from gpujob_worker.serving.backend import Backend, Tensors
 from gpujob_worker.serving.backends import build as building
@@ -359,3 +365,7 @@ def test_the_files_are_those_of_backends_that_leave_one() -> None:
         BackendName.ONNX_RUNTIME,
         BackendName.TENSOR_RT,
     }
+
+
+def test_the_operator_names_the_claim_for_all_backends_with_a_file() -> None:
+    assert set(building.FILES) == WITH_A_FILE

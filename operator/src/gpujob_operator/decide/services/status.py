@@ -14,7 +14,13 @@ from gpujob_api.gpuservice import (
 )
 from gpujob_api.meta import Condition
 from gpujob_api.quantities import format_count
-from gpujob_api.serving import BackendName, RequestLatency, ServingReport, ServingSettings
+from gpujob_api.serving import (
+    WITH_A_FILE,
+    BackendName,
+    RequestLatency,
+    ServingReport,
+    ServingSettings,
+)
 from gpujob_api.settings import Precision
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionSetter
@@ -27,10 +33,6 @@ ACCEPTED = conditions.ACCEPTED
 PROGRESSING = "Progressing"
 BACKEND_CHOSEN = "BackendChosen"
 
-# Backends whose compiled file a claim can keep.
-KEPT_BY_A_CLAIM = frozenset(
-    {BackendName.AOT_INDUCTOR, BackendName.ONNX_RUNTIME, BackendName.TENSOR_RT}
-)
 # Figures alone are written at this interval.
 FIGURES_EVERY = timedelta(seconds=10)
 # After this time without completion, a rollout counts as stuck, and the reason is in the condition.
@@ -325,7 +327,7 @@ def _backend(writer: ConditionSetter, inputs: ServiceInputs, status: GPUServiceS
 
 def _built_words(service: GPUService, backend: BackendName) -> str:
     """Returns that each start builds the backend anew, with the next step, or ""."""
-    if backend not in KEPT_BY_A_CLAIM or service.spec.artifacts_claim_name is not None:
+    if backend not in WITH_A_FILE or service.spec.artifacts_claim_name is not None:
         return ""
     return (
         "; each replica builds it before it answers, for minutes if the model is large: "
