@@ -42,7 +42,11 @@ def replaces_all_at_once(inputs: Iterable[ServiceInputs], now: datetime) -> Serv
 
     def change(given: ServiceInputs, step: ServiceStep) -> ServiceStep:
         revision = revision_of(given.service, settings_of(given.service))
-        old = [one for one in replicas_of(given.jobs) if one.live and one.revision != revision]
+        old = [
+            one
+            for one in replicas_of(given.jobs, given.service.status)
+            if one.live and one.revision != revision
+        ]
         return replace(step, removes=tuple(RemoveJob(one.job, "old") for one in old))
 
     return _changed(inputs, now, change)

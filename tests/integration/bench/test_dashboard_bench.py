@@ -30,5 +30,5 @@ def test_a_small_cluster_gives_every_figure(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_package_stays_small() -> None:
     size = code_size()
-    assert size["lines"] <= 3000
+    assert size["lines"] <= 3300
     assert size["script_gzipped_bytes"] <= 60_000
