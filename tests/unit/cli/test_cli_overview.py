@@ -185,7 +185,15 @@ def test_the_timeline_is_in_order_with_the_status_own_moments() -> None:
 @pytest.mark.parametrize(
     ("spec", "status", "expected"),
     [
-        ({}, {}, ["-checkpoints if the operator creates claims, else lost with the pod", "none yet", "not known yet"]),
+        (
+            {},
+            {},
+            [
+                "-checkpoints if the operator creates claims, else lost with the pod",
+                "none yet",
+                "not known yet",
+            ],
+        ),
         (
             {"checkpoint": {"volumeClaimName": "c", "interval": "5m"}},
             {
