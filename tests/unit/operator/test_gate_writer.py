@@ -16,8 +16,8 @@ from gpujob_operator.client.api_errors import Conflict, Forbidden
 from gpujob_operator.client.kube import GPU_SERVICES, PODS, SERVICES, Manifest, ResourceType
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.gates import Gate
-from gpujob_operator.decide.model.service_plan import ReplicaParking, ServiceInputs, ServicePlan
-from gpujob_operator.decide.model.snapshot import Snapshot
+from gpujob_operator.decide.model.service_plan import ServiceInputs, ServicePlan
+from gpujob_operator.decide.model.snapshot import Parking, Snapshot
 from gpujob_operator.decide.services.plan import plan_services
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
@@ -162,7 +162,7 @@ async def test_a_service_without_a_gate_learns_which_replicas_wake() -> None:
     """After an edit from zero: one that does not wake has to be replaced, too."""
     stage = Stage()
     stage.edit(minimum=1)
-    stage.parking.ask([ReplicaParking("uid-1", "answers-1", parks=False)], T0)
+    stage.parking.ask([Parking("uid-1", parks=False)], T0)
     await stage.round()
     [inputs] = stage.inputs
     assert (inputs.gates, dict(inputs.waking_since)) == ((), {"uid-1": T0})

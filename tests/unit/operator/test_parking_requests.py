@@ -8,7 +8,6 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob, Reservation, ReservationSource
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.model.service_plan import ReplicaParking
 from gpujob_operator.decide.model.snapshot import Parking, Snapshot
 from gpujob_operator.port.parking import ParkingRequests
 from tests.harness.builders import T0, make_job, placed, with_status
@@ -17,12 +16,12 @@ WHOLE = Reservation(8 * GIB, 10.0, ReservationSource.MEASURED)
 AWAKE = with_status(placed(make_job()), reservation=WHOLE)
 PARKED = with_status(AWAKE, reservation=Reservation(GIB, 0.0, ReservationSource.PARKED))
 UID = AWAKE.metadata.uid
-REST = ReplicaParking(UID, "job", parks=False, rests=True)
+REST = Parking(UID, parks=False, rests=True)
 PARK = replace(REST, parks=True)
-WAKE = ReplicaParking(UID, "job", parks=False)
+WAKE = Parking(UID, parks=False)
 
 
-def asked(*requests: ReplicaParking, planned: Iterable[GPUJob] = (AWAKE,)) -> ParkingRequests:
+def asked(*requests: Parking, planned: Iterable[GPUJob] = (AWAKE,)) -> ParkingRequests:
     found = ParkingRequests(lambda: None)
     found.ask(requests, T0)
     found.planned(Snapshot(jobs=tuple(planned)))
@@ -34,15 +33,15 @@ def asked(*requests: ReplicaParking, planned: Iterable[GPUJob] = (AWAKE,)) -> Pa
     [
         ((), AWAKE, None, False, ()),
         ((REST,), AWAKE, None, True, ()),
-        ((PARK,), AWAKE, True, True, (Parking(UID, parks=True),)),
-        ((PARK,), PARKED, True, True, (Parking(UID, parks=True),)),
+        ((PARK,), AWAKE, True, True, (PARK,)),
+        ((PARK,), PARKED, True, True, (PARK,)),
         ((WAKE,), AWAKE, False, False, (Parking(UID, parks=False),)),
         ((WAKE,), PARKED, None, False, (Parking(UID, parks=False),)),
     ],
     ids=["not asked", "rests", "parks", "stays parked", "wakes", "waits for memory"],
 )
 def test_answers(
-    requests: tuple[ReplicaParking, ...],
+    requests: tuple[Parking, ...],
     job: GPUJob,
     answer: bool | None,
     rests: bool,

@@ -13,8 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_api.report import Reply, Report, WorkerPhase
 from gpujob_api.serving import ServingReport
-from gpujob_operator.decide.model.service_plan import ReplicaParking
-from gpujob_operator.decide.model.snapshot import PodView, Snapshot
+from gpujob_operator.decide.model.snapshot import Parking, PodView, Snapshot
 from gpujob_operator.decide.model.workers import speaks_for, with_pod_uids
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.port.pod_tokens import PodIdentity, claimed_identity
@@ -144,14 +143,14 @@ async def test_a_replica_is_asked_to_park_and_to_wake(bench: _Bench) -> None:
     parked = replace(awake, serving=ServingReport(ready=True, parked_seconds=1.0))
     assert "park" not in (await bench.post(awake))[1]
     assert bench.receiver.takes_requests(JOB) is True
-    parking.ask([ReplicaParking(uid, "job", parks=True, rests=True)], bench.clock.now())
+    parking.ask([Parking(uid, parks=True, rests=True)], bench.clock.now())
     assert bench.receiver.takes_requests(JOB) is False, "before it parks"
     assert (await bench.post(awake))[1]["park"] is True
     bench.dirty.take()
     answer = (await bench.post(replace(parked, sequence=1)))[1]
     assert (answer["park"], answer["intervalSeconds"]) == (True, 1.0)
     assert bench.dirty.urgent.is_set(), "its reservation may fall"
-    parking.ask([ReplicaParking(uid, "job", parks=False)], bench.clock.now())
+    parking.ask([Parking(uid, parks=False)], bench.clock.now())
     assert bench.receiver.takes_requests(JOB) is False
     parking.planned(Snapshot(jobs=(JOB,)))
     assert (await bench.post(replace(parked, sequence=2)))[1]["park"] is False

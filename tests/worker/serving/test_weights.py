@@ -128,6 +128,19 @@ def test_what_cannot_be_freed_stays() -> None:
     assert shared.tolist() == [0.0] * 4
 
 
+def test_weights_that_other_processes_may_read_stay() -> None:
+    """Emptied, they would end the process by a signal."""
+    model = nn.Linear(64, 64)
+    model.share_memory()
+    batch = torch.randn(2, 64)
+    before = model(batch)
+    weights = Weights(model)
+    weights.park()
+    assert all(sizes(*model.parameters()))
+    weights.wake()
+    assert torch.equal(model(batch), before)
+
+
 def test_the_memory_of_the_process_falls_and_none_is_taken_twice() -> None:
     """The weights have more than one part, the last one of an odd size."""
     model, memory = nn.Module(), CpuMemory()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, ReservationSource
-from gpujob_operator.decide.model.service_plan import ReplicaParking
 from gpujob_operator.decide.model.snapshot import Parking, Snapshot
 
 
@@ -17,12 +16,12 @@ class ParkingRequests:
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
-        self._requests: Mapping[str, ReplicaParking] = {}
+        self._requests: Mapping[str, Parking] = {}
         self._waking_since: dict[str, datetime] = {}
         # Replicas whose reservation is complete in what the planner assumes.
         self._complete: frozenset[str] = frozenset()
 
-    def ask(self, requests: Iterable[ReplicaParking], now: datetime) -> None:
+    def ask(self, requests: Iterable[Parking], now: datetime) -> None:
         """Takes the requests of one round. They replace all earlier ones."""
         before, self._requests = self._requests, {one.job_uid: one for one in requests}
         waking = [uid for uid, one in self._requests.items() if not one.parks and not one.rests]
@@ -37,11 +36,7 @@ class ParkingRequests:
 
     def current(self) -> tuple[Parking, ...]:
         """Returns the requests for the next cycle."""
-        return tuple(
-            Parking(uid, one.parks)
-            for uid, one in self._requests.items()
-            if one.parks or not one.rests
-        )
+        return tuple(one for one in self._requests.values() if one.parks or not one.rests)
 
     def planned(self, snapshot: Snapshot) -> None:
         """Notes the reservations with which a cycle was planned, writes in flight included."""

@@ -154,6 +154,8 @@ def test_what_keeps_a_replica_awake(missing: str) -> None:
             world.gates.clear()
     assert world.parked == []
     assert world.condition("Ready")[0] == "True"
+    shown = "its process cannot" in world.condition("Ready")[2]
+    assert shown is (missing == "ability"), "what the user can change is in the condition"
 
 
 def test_a_gate_that_still_has_addresses_keeps_a_replica_from_parking() -> None:

@@ -74,7 +74,7 @@ class Weights:
             for plain in _plain(tensor)
         )
         storages = {one.data_ptr(): one for one in (t.untyped_storage() for t in tensors)}
-        found = [one for one in storages.values() if one.nbytes() and one.resizable()]
+        found = [one for one in storages.values() if one.nbytes() and _moves(one)]
         on_gpu = [one for one in found if one.device.type == "cuda"]
         return on_gpu or [one for one in found if one.device.type == "cpu"]
 
@@ -152,6 +152,14 @@ def _parts(storage: torch.UntypedStorage) -> tuple[torch.Tensor, ...]:
     """Returns views of a storage's bytes."""
     whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     return whole.split(PART_BYTES)
+
+
+def _moves(storage: torch.UntypedStorage) -> bool:
+    """Returns whether a storage can be emptied. One that other processes may read cannot
+    (`share_memory`). That call does nothing on a GPU, of which each storage counts as shared.
+    """
+    is_own = storage.device.type == "cuda" or not storage.is_shared()
+    return storage.resizable() and is_own
 
 
 def _rounded(size: int) -> int:

@@ -11,7 +11,7 @@ from gpujob_api.serving import ServingReport, ServingSettings
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.gates import NO_CHANGES, Gate, GateChanges
 from gpujob_operator.decide.model.plan import EventNote
-from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.decide.model.snapshot import Parking, PodView
 
 
 class Role(Enum):
@@ -29,19 +29,6 @@ class ServiceJob:
     job: GPUJob
     pod: PodView | None = None
     report: ServingReport | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaParking:
-    """What a replica is asked to do: to park, or else to wake.
-
-    While it rests, gates send it no requests: it is about to park, or parked.
-    """
-
-    job_uid: str
-    name: str
-    parks: bool
-    rests: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +98,4 @@ class ServicePlan:
     steps: tuple[ServiceStep, ...] = ()
     # UIDs of the services whose Service has to select the gate. Others select the replicas.
     to_gate: frozenset[str] = frozenset()
-    parking: tuple[ReplicaParking, ...] = ()
+    parking: tuple[Parking, ...] = ()

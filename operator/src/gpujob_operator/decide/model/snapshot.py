@@ -175,13 +175,14 @@ class Yielding:
 
 @dataclass(frozen=True, slots=True)
 class Parking:
-    """What a replica of a service is asked to do: to park, or else to wake.
+    """A request to a replica of a service: to park, or else to wake. Without one it stays as it is.
 
-    A replica without a request stays as it is.
+    While it rests, gates send it no requests: before it is asked to park, and while it is parked.
     """
 
     job_uid: str
     parks: bool
+    rests: bool = False
 
 
 @dataclass(frozen=True, slots=True)

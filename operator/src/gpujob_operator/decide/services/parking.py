@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from gpujob_api.gpujob import ReservationSource
 from gpujob_api.gpuservice import GPUService
 from gpujob_operator.decide.model.gates import Gate
-from gpujob_operator.decide.model.service_plan import ReplicaParking
+from gpujob_operator.decide.model.snapshot import Parking
 from gpujob_operator.decide.services.gates import Demand, fresh_reports, ready_for_seconds
 from gpujob_operator.decide.services.replicas import Replica
 
@@ -33,7 +33,7 @@ def parking_of(
     demand: Demand,
     waking_since: Mapping[str, datetime],
     now: datetime,
-) -> tuple[ReplicaParking, ...]:
+) -> tuple[Parking, ...]:
     """Returns the requests to the replicas. A replica without one stays as it is."""
     after_seconds = service.spec.replicas.park_after_seconds
     live = [one for one in replicas if one.live]
@@ -55,23 +55,28 @@ def parking_of(
     if not all(one.parked for one in live) and ready_for_seconds(service, now) < after_seconds:
         return ()
     routed = any(report.replicas != 0 for report in fresh_reports(gates, now))
-    return tuple(
-        ReplicaParking(one.job.metadata.uid, one.name, parks=not routed, rests=True) for one in live
-    )
+    return tuple(Parking(one.job.metadata.uid, parks=not routed, rests=True) for one in live)
 
 
-def _wake(replica: Replica) -> ReplicaParking:
-    return ReplicaParking(replica.job.metadata.uid, replica.name, parks=False)
+def _wake(replica: Replica) -> Parking:
+    return Parking(replica.job.metadata.uid, parks=False)
 
 
 def _may_park(replica: Replica) -> bool:
     """Returns whether the replica is parked, or would give memory back if it parked."""
-    if replica.parked:
-        return True
+    return replica.parked or (replica.ready and not why_it_stays(replica))
+
+
+def why_it_stays(replica: Replica) -> str:
+    """Returns why a replica that answers cannot park, or ""."""
+    if replica.report is None:
+        return "it has not reported yet"
+    if not replica.report.can_park:
+        return "its process cannot (`batched`, or a reason in its log)"
     held = replica.job.status.reservation
-    measured = held is not None and held.source is ReservationSource.MEASURED
-    able = replica.report is not None and replica.report.can_park
-    return replica.ready and measured and able
+    if held is None or held.source is not ReservationSource.MEASURED:
+        return "its reservation is not measured"
+    return ""
 
 
 def not_woken(

@@ -22,13 +22,13 @@ from gpujob_operator.decide.model.plan import EventNote, EventType
 from gpujob_operator.decide.model.service_plan import (
     CreateJob,
     RemoveJob,
-    ReplicaParking,
     Role,
     ServiceInputs,
     ServiceJob,
     ServicePlan,
     ServiceStep,
 )
+from gpujob_operator.decide.model.snapshot import Parking
 from gpujob_operator.decide.services.gates import change_gates, demand_of, may_stop, sends_to_gate
 from gpujob_operator.decide.services.parking import not_woken, parking_of
 from gpujob_operator.decide.services.refusal import refusal
@@ -70,7 +70,7 @@ def plan_services(inputs: Iterable[ServiceInputs], now: datetime) -> ServicePlan
     return ServicePlan(changing, frozenset(to_gate), tuple(parking))
 
 
-def _parking(inputs: ServiceInputs, now: datetime) -> tuple[ReplicaParking, ...]:
+def _parking(inputs: ServiceInputs, now: datetime) -> tuple[Parking, ...]:
     service, demand = inputs.service, demand_of(inputs.gates, now)
     replicas = replicas_of(inputs.jobs, service.status)
     return parking_of(service, replicas, inputs.gates, demand, inputs.waking_since, now)

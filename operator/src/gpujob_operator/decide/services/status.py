@@ -26,6 +26,7 @@ from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionSetter
 from gpujob_operator.decide.model.service_plan import ServiceInputs
 from gpujob_operator.decide.services.gates import READY, gate_status, why_closed
+from gpujob_operator.decide.services.parking import why_it_stays
 from gpujob_operator.decide.services.replicas import Replica, measurement_name
 from gpujob_operator.decide.services.revision import choice_in_force, choice_key
 
@@ -190,7 +191,8 @@ def _ready(
         writer.set(READY, False, "RequestsFailing", f"{count}{_BUT}{failing}")
         return "the model fails for most requests"
     if ready >= wanted:
-        writer.set(READY, True, "ReplicasReady", count)
+        stays = _staying_words(inputs.service, replicas)
+        writer.set(READY, True, "ReplicasReady", f"{count}{stays}")
         return problem
     # If some answer, but fewer than wanted, requests are served.
     if problem:
@@ -268,6 +270,15 @@ def _at_zero(service: GPUService) -> str:
         f"no replica runs, because there was no request for {replicas.stop_after_seconds} s; the "
         f"next request starts one, and waits for it up to {replicas.cold_start_seconds} s"
     )
+
+
+def _staying_words(service: GPUService, replicas: Sequence[Replica]) -> str:
+    """Returns why the replicas do not park although the spec asks for it, or ""."""
+    if service.spec.replicas.park_after_seconds is None:
+        return ""
+    reasons = ((one.name, why_it_stays(one)) for one in replicas if one.ready)
+    name, reason = next(((name, why) for name, why in reasons if why), ("", ""))
+    return f"; no replica parks while {name} does not: {reason}" if reason else ""
 
 
 def _parked_words(service: GPUService) -> str:
