@@ -26,7 +26,6 @@ from tests.simulation.pods import (
     is_gate,
     is_marked,
     is_ready,
-    of_service,
     wanted_node,
     with_readiness,
     worker_ended,
@@ -110,7 +109,7 @@ class Cluster:
     def _watch(self, kind: AnyKind, event_type: str, manifest: Manifest) -> None:
         random = self.clock.random
         metadata = manifest["metadata"]
-        if event_type == "ADDED" and of_service(manifest):
+        if event_type == "ADDED" and kind in (Kind.POD, Kind.JOB):
             # It may have come so late that its owner is gone.
             self._collect_without_owner(manifest)
         if kind is Kind.POD and is_gate(manifest):

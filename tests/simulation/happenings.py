@@ -6,15 +6,18 @@ from gpujob_api.manifest import gpujob_from_manifest
 from gpujob_operator.decide.model.conditions import RUNNING, find
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.agents import Lie
+from tests.simulation.api_server import Manifest
 from tests.simulation.clock import Clock
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults, Incident
 from tests.simulation.machines import ABSURD_GPU, MISSING_GPU, Machine
 from tests.simulation.operator_shell import OperatorShell
-from tests.simulation.pods import is_foreign, is_live
+from tests.simulation.pods import is_foreign, is_live, of_service
 
 # Somebody reads what jobs say, and helps, until then.
 HELP_SECONDS = 6000.0
+# Somebody who took a server's pod out of the operator's hands has no more use for it after this.
+SERVERS_KEPT_SECONDS = 120.0
 # Requests that are kept on their way: those of an attempt, and what is tried again.
 LATE_PODS = 3
 
@@ -105,11 +108,18 @@ class Happenings:
         self._cluster.collects = False
 
     def _strip_owners(self, _: float) -> None:
-        """Somebody edits the pods: no garbage collector will ever know whose they are."""
+        """Somebody edits the pods: no garbage collector will ever know whose they are.
+
+        What trains ends by itself; what serves would hold its GPU for ever, and is deleted.
+        """
+        servers: list[Manifest] = []
         for pod in self._api.list(Kind.POD):
             namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
             patch = {"metadata": {"ownerReferences": None}}
             self._api.patch(Kind.POD, namespace, name, patch, "user", spec=True)
+            if of_service(pod):
+                servers.append(pod)
+        self._clock.after(SERVERS_KEPT_SECONDS, lambda: self._delete(servers))
         if not self._someone_reads:
             self._someone_reads = True
             self._clock.every(60.0, self._delete_what_is_in_the_way)
@@ -125,6 +135,10 @@ class Happenings:
                 if f"{metadata['namespace']}/{metadata['name']}" in found.message:
                     self._cluster.delete_pod(pod, "user")
         return self._clock.now < HELP_SECONDS
+
+    def _delete(self, pods: Sequence[Manifest]) -> None:
+        for pod in pods:
+            self._cluster.delete_pod(pod, "user")
 
     # -- nodes
 

@@ -3,6 +3,7 @@
 import pytest
 
 from gpujob_api.gpujob import GPUJob
+from gpujob_api.meta import LABEL_ATTEMPT, LABEL_JOB, LABEL_JOB_UID
 from gpujob_api.settings import EXIT_INTERRUPTED_UNSAVED
 from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.observe.cache import Kind
@@ -152,3 +153,27 @@ def test_a_pod_that_the_next_leader_finds_counts_although_its_gpu_is_no_longer_r
     assert not result.violations, "\n".join(map(str, result.violations))
     assert result.ends == {"team/job": "Succeeded"}
     assert result.attempts == {"team/job": 1}
+
+
+def test_a_pod_that_comes_after_its_owner_is_gone_is_collected() -> None:
+    job = Submission("job", 1.0, make_spec("job"), Workload(steps=60))
+    scenario = Scenario((NodePlan("n0", 1),), (job,))
+    simulation = Simulation(3, scenario=scenario, faults=Faults(), incidents=[], operators=1)
+    owner = {"kind": "GPUJob", "name": "gone", "uid": "gone", "controller": True}
+    metadata = {
+        "namespace": "team",
+        "name": "gone-1-0",
+        "labels": {LABEL_JOB: "gone", LABEL_JOB_UID: "gone", LABEL_ATTEMPT: "1"},
+        "ownerReferences": [owner],
+    }
+    late = {"metadata": metadata, "spec": {}, "status": {}}
+    came: list[str] = []
+
+    def come() -> None:
+        came.append(simulation.api.create(Kind.POD, late, "operator-0")["metadata"]["name"])
+
+    simulation.clock.after(20.0, come)
+    result = simulation.run()
+    assert not result.violations, "\n".join(map(str, result.violations))
+    assert came == ["gone-1-0"]
+    assert {pod["metadata"]["name"] for pod in simulation.api.list(Kind.POD)} == {"job-1-0"}

@@ -12,7 +12,7 @@ from gpujob_operator.observe.cache import Kind
 from gpujob_operator.service_loop import PlanServices
 from tests.simulation import requests
 from tests.simulation.api_server import OtherKind
-from tests.simulation.faults import Faults
+from tests.simulation.faults import Faults, Incident
 from tests.simulation.operator_shell import Parts
 from tests.simulation.requests import End
 from tests.simulation.rough import make_rough_scenario
@@ -28,7 +28,7 @@ from tests.simulation.service_mutants import (
 )
 from tests.simulation.service_worlds import Model, ServicePlan, Spec, edited, service_spec
 from tests.simulation.simulation import Simulation
-from tests.simulation.workloads import NodePlan, Scenario
+from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
 
 pytestmark = pytest.mark.promise("I17")
 
@@ -93,6 +93,18 @@ def test_replicas_that_end_by_themselves_are_replaced() -> None:
     result = scene(CRASHING).run()
     assert not result.violations, result.violations[:3]
     assert result.requests[End.ANSWERED.value] > 50
+
+
+def test_servers_that_somebody_takes_over_do_not_hold_their_gpus_for_ever() -> None:
+    plan = service((0.0, ALWAYS), (100.0, None))
+    later = Submission("later", 200.0, make_spec("later"), Workload(steps=10))
+    scenario = Scenario(NODES, (later,), services=(plan,))
+    taken = [Incident(60.0, "owner-lost", "n0", 1.0)]
+    simulation = Simulation(1, scenario=scenario, faults=Faults(), incidents=taken, operators=1)
+    result = simulation.run()
+    assert not result.violations, result.violations[:3]
+    pods = {pod["metadata"]["name"] for pod in simulation.api.list(Kind.POD)}
+    assert pods == {"later-1-0"}
 
 
 def test_a_service_has_no_replica_in_quiet_times_and_answers_afterwards() -> None:
