@@ -275,7 +275,7 @@ async def test_no_status_is_written_of_what_another_lead_has_dropped(bench: Plac
 
     def lead_again(call: Call) -> None:
         if (call.verb, call.plural) == READ:
-            bench.records.begin([item.job], [], {}, in_doubt=False)
+            bench.records.begin([item.job], [], {}, {}, in_doubt=False)
 
     bench.kube.before = lead_again
     assert await bench.run(item) == {WriteResult.REFUSED: 1}

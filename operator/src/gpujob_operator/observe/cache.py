@@ -26,6 +26,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.gates import GatePod
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.settling import has_settled
+from gpujob_operator.decide.model.sharing_groups import sharing_groups
 from gpujob_operator.decide.model.snapshot import (
     InvalidJob,
     NodeView,
@@ -465,7 +466,8 @@ class Cache:
         jobs = [job for job in self.jobs.views if isinstance(job, GPUJob)]
         pods = [pod.view for pod in self.pods.views if pod.view is not None]
         memory_bytes = allocatable_bytes(self.gpu_nodes.views)
-        self.placements.begin(jobs, pods, memory_bytes, in_doubt=in_doubt)
+        groups = sharing_groups(self.queues.views)
+        self.placements.begin(jobs, pods, memory_bytes, groups, in_doubt=in_doubt)
 
     def _show_job(self, job: GPUJob) -> None:
         if self.jobs.amend(job.metadata.uid, job):

@@ -139,15 +139,17 @@ class PlacementRecords:
         jobs: Iterable[GPUJob],
         pods: Iterable[PodView],
         allocatable_bytes: Mapping[Place, int],
+        groups: Mapping[str, str],
         *,
         in_doubt: bool,
     ) -> None:
         """Begins leadership.
 
-        `jobs` and `pods` are all that exist, and `allocatable_bytes` is what all jobs on a GPU may
-        hold. `in_doubt` means that a request of the last leader may still arrive. A pod that is
-        being deleted does not count, because an earlier leader may have deleted it as late. A pod
-        whose GPUs were given to other jobs does not count either, unless it has ended.
+        `jobs` and `pods` are all that exist, `allocatable_bytes` is what all jobs on a GPU may
+        hold, and `groups` has the sharing group of each queue. `in_doubt` means that a request of
+        the last leader may still arrive. A pod that is being deleted does not count, because an
+        earlier leader may have deleted it as late. A pod whose GPUs were given to other jobs does
+        not count either, unless it has ended.
         """
         before, self._recorded = self._recorded, {}
         by_name = pods_with_records(pods)
@@ -162,7 +164,7 @@ class PlacementRecords:
                 recorded[uid] = pod
             if job is not seen:
                 self._show(job)
-        passed_over = _passed_over(stored, recorded, allocatable_bytes)
+        passed_over = _passed_over(stored, recorded, allocatable_bytes, groups)
         self._perhaps_placed = {}
         for job in stored:
             uid, pod = job.metadata.uid, recorded.get(job.metadata.uid)
@@ -178,6 +180,7 @@ def _passed_over(
     stored: Iterable[GPUJob],
     recorded: Mapping[str, PodView],
     allocatable_bytes: Mapping[Place, int],
+    groups: Mapping[str, str],
 ) -> Set[str]:
     """Returns the UIDs of jobs whose pods' records do not count."""
     going = {uid for uid, pod in recorded.items() if pod.deletion_at is not None}
@@ -187,7 +190,7 @@ def _passed_over(
         if (pod := recorded.get(job.metadata.uid)) is not None
         if not (pod.ended or job.metadata.uid in going)
     ]
-    return going | crowded_out(running, stored, allocatable_bytes)
+    return going | crowded_out(running, stored, allocatable_bytes, groups)
 
 
 def _places(placement: Placement | None) -> list[tuple[str, tuple[str, ...]]]:

@@ -9,8 +9,8 @@ from operator import is_not
 from typing import Generic, TypeVar
 
 from gpujob_api.gpujob import GPUJob
-from gpujob_api.gpuqueue import DEFAULT_QUEUE, GPUQueue
-from gpujob_operator.decide.model.held_gpus import queue_of
+from gpujob_api.gpuqueue import GPUQueue
+from gpujob_operator.decide.model.sharing_groups import group_of, sharing_groups
 from gpujob_operator.decide.packing.party import ANYBODY, Party
 
 K = TypeVar("K", bound=Hashable)
@@ -85,24 +85,13 @@ class SharingGroups:
 
     @classmethod
     def of(cls, queues: Iterable[GPUQueue]) -> "SharingGroups":
-        # Jobs may be in this queue even if no such object exists.
-        groups = {DEFAULT_QUEUE: _alone(DEFAULT_QUEUE)}
-        for queue in queues:
-            name, group = queue.metadata.name, queue.spec.sharing_group
-            groups[name] = _alone(name) if group is None else f"group {group}"
+        groups = sharing_groups(queues)
         return cls(groups) if len(set(groups.values())) > 1 else cls()
 
     def party(self, job: GPUJob) -> Party:
         if not self.by_queue:
             return ANYBODY
-        queue = queue_of(job)
-        # The queue of a running job may have been deleted.
-        group = self.by_queue.get(queue, _alone(queue))
-        return Party(_number(job.metadata.namespace), _number(group))
-
-
-def _alone(queue: str) -> str:
-    return f"queue {queue}"
+        return Party(_number(job.metadata.namespace), _number(group_of(job, self.by_queue)))
 
 
 @lru_cache(maxsize=4096)

@@ -14,16 +14,21 @@ from collections.abc import Iterable, Mapping
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.held_gpus import Place, holds_gpus, is_whole_gpu
+from gpujob_operator.decide.model.sharing_groups import may_share
 
 
 def crowded_out(
-    recorded: Iterable[GPUJob], stored: Iterable[GPUJob], allocatable_bytes: Mapping[Place, int]
+    recorded: Iterable[GPUJob],
+    stored: Iterable[GPUJob],
+    allocatable_bytes: Mapping[Place, int],
+    groups: Mapping[str, str],
 ) -> frozenset[str]:
     """Returns the UIDs of jobs whose record conflicts with a later job.
 
-    They conflict by memory, by exclusive use, or by namespace. `recorded` are placed as their live
-    pods record, and `stored` as their statuses record. `allocatable_bytes` is what all jobs on a
-    GPU may hold together. A GPU without an entry has no limit.
+    They conflict by memory, by exclusive use, or because they may not share a GPU. `recorded` are
+    placed as their live pods record, and `stored` as their statuses record. `allocatable_bytes` is
+    what all jobs on a GPU may hold together. A GPU without an entry has no limit. `groups` has the
+    sharing group of each queue.
     """
     holders: dict[Place, list[GPUJob]] = defaultdict(list)
     for job in stored:
@@ -31,7 +36,8 @@ def crowded_out(
     crowded: set[str] = set()
     for job in sorted(recorded, key=_placed_at, reverse=True):
         if any(
-            not _fits(job, holders[place], allocatable_bytes.get(place)) for place in _places(job)
+            not _fits(job, holders[place], allocatable_bytes.get(place), groups)
+            for place in _places(job)
         ):
             crowded.add(job.metadata.uid)
         else:
@@ -51,7 +57,12 @@ def _places(job: GPUJob) -> list[Place]:
     return [(worker.node, uuid) for worker in placement.workers for uuid in worker.gpus]
 
 
-def _fits(job: GPUJob, others: list[GPUJob], allocatable_bytes: int | None) -> bool:
+def _fits(
+    job: GPUJob,
+    others: list[GPUJob],
+    allocatable_bytes: int | None,
+    groups: Mapping[str, str],
+) -> bool:
     later = [other for other in others if _placed_at(other) > _placed_at(job)]
     if not later:
         return True
@@ -61,7 +72,7 @@ def _fits(job: GPUJob, others: list[GPUJob], allocatable_bytes: int | None) -> b
     held_bytes = sum(each.memory_bytes for each in held if each is not None)
     if allocatable_bytes is not None and held_bytes > allocatable_bytes:
         return False
-    return all(other.metadata.namespace == job.metadata.namespace for other in later)
+    return all(may_share(job, other, groups) for other in later)
 
 
 def _placed_at(job: GPUJob) -> float:
