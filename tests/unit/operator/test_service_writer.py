@@ -222,6 +222,18 @@ async def test_a_removed_job_that_is_gone_already_is_no_error(stage: Stage) -> N
     assert (JOBS.plural, "gone") in stage.written
 
 
+async def test_a_job_is_created_only_after_the_removal_that_makes_room_for_it(
+    stage: Stage,
+) -> None:
+    job = make_job("answers-aaaaaa-0")
+    step = replace(step_of(ServiceInputs(stage.service), T0), removes=(RemoveJob(job, "x"),))
+    stage.kube.fail("delete", JOBS.plural, Unavailable(500, "InternalError", "try again"))
+    await stage.writer.write(step, T0)
+    assert [call.verb for call in stage.kube.writes()] == ["delete"]
+    await stage.writer.write(step, T0)
+    assert [call.verb for call in stage.kube.writes()][1:3] == ["delete", "create"]
+
+
 def test_only_jobs_that_the_service_controls_count() -> None:
     service = make_service()
     uid = service.metadata.uid

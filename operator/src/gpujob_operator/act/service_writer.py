@@ -81,13 +81,16 @@ class ServiceWriter:
                 del kept[uid]
 
     async def write(self, step: ServiceStep, now: datetime) -> None:
-        """Writes what the step has. After a refused job, none is created for a while."""
+        """Writes what the step has. After a refused job, none is created for a while.
+
+        Jobs are removed first, so that a failed removal leaves no job more than was decided.
+        """
         service = step.service
         try:
-            if not await self._creates(step, now):
-                return
             for remove in step.removes:
                 await self._remove(remove)
+            if not await self._creates(step, now):
+                return
             await self._change_gates(step, now)
             if step.status is not None and self._may_act():
                 unknown = self._unknown(service.metadata.uid)
