@@ -210,7 +210,7 @@ class ServiceRules:
 
     def _check_stop(self, revision: Revision) -> None:
         """The last replica stops without requests only. A status is written for the spec and the
-        status that were decided on.
+        status that were decided on. A gate that lost the reference to its service is let go.
         """
         before, status = (revision.before or {}).get("status") or {}, revision.object["status"]
         spec = revision.object["spec"]
@@ -220,7 +220,7 @@ class ServiceRules:
         known = now - REPORT_SECONDS - self._lags.requests_seconds
         after = spec["replicas"]["stopAfterSeconds"]
         for gate in self._gates.values():
-            if gate.service != revision.object["metadata"]["uid"]:
+            if gate.service != revision.object["metadata"]["uid"] or not self._is_owned(gate):
                 continue
             asked = gate.asked_since()
             if asked is not None and asked <= known:
@@ -228,6 +228,10 @@ class ServiceRules:
             seconds = now - gate.last_end(known)
             if seconds < after - 1:
                 self._fail(PROMISE, f"{name} stops {seconds:.0f} s after a request, not {after}")
+
+    def _is_owned(self, gate: GateProcess) -> bool:
+        pod = self._api.find(Kind.POD, gate.pod_uid)
+        return pod is not None and bool(pod["metadata"].get("ownerReferences"))
 
     # -- requests
 
