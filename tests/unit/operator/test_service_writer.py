@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpuservice import GPUService, Replicas
-from gpujob_api.manifest import gpuservice_from_manifest, to_manifest
+from gpujob_api.manifest import gpujob_from_manifest, gpuservice_from_manifest, to_manifest
 from gpujob_api.meta import LABEL_REVISION, LABEL_SERVICE_UID, Metadata
 from gpujob_api.serving import ServingReport
 from gpujob_operator.act.front_writer import FrontWriter
@@ -227,11 +227,35 @@ async def test_a_job_is_created_only_after_the_removal_that_makes_room_for_it(
 ) -> None:
     job = make_job("answers-aaaaaa-0")
     step = replace(step_of(ServiceInputs(stage.service), T0), removes=(RemoveJob(job, "x"),))
-    stage.kube.fail("delete", JOBS.plural, Unavailable(500, "InternalError", "try again"))
+    stage.kube.fail("delete", JOBS.plural, Forbidden(403, "Forbidden", "denied by a webhook"))
     await stage.writer.write(step, T0)
     assert [call.verb for call in stage.kube.writes()] == ["delete"]
     await stage.writer.write(step, T0)
     assert [call.verb for call in stage.kube.writes()][1:3] == ["delete", "create"]
+
+
+async def test_after_a_deletion_without_an_answer_nothing_is_decided_until_it_is_known(
+    stage: Stage,
+) -> None:
+    """The cache may still have the job, and the step may count on it."""
+    await stage.write()
+    name = stage.kube.names(JOBS)[0]
+    job = gpujob_from_manifest(stage.kube.stored(JOBS, name, "team"))
+    removal = replace(
+        step_of(ServiceInputs(stage.service), T0), removes=(RemoveJob(job, "x"),), creates=()
+    )
+    stage.kube.fail(
+        "delete", JOBS.plural, Unavailable(0, "Timeout", "no answer"), after_effect=True
+    )
+    await stage.writer.write(removal, T0)
+    stage.written.clear()
+    before = len(stage.kube.writes())
+    stale = replace(removal, removes=(RemoveJob(make_job("another"), "x"),))
+    await stage.writer.write(stale, T0)
+    assert [call.verb for call in stage.kube.writes()[before:]] == ["delete"]
+    assert stage.written == [(JOBS.plural, "gone")]
+    await stage.writer.write(stale, T0)
+    assert [call.verb for call in stage.kube.writes()[before + 1 :]][:1] == ["delete"]
 
 
 def test_only_jobs_that_the_service_controls_count() -> None:

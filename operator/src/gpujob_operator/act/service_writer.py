@@ -11,7 +11,13 @@ from datetime import datetime, timedelta
 
 from gpujob_api.gpuservice import GPUService
 from gpujob_api.meta import Metadata
-from gpujob_operator.client.api_errors import AlreadyExists, ApiError, Conflict, NotFound
+from gpujob_operator.client.api_errors import (
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    NotFound,
+    Unavailable,
+)
 from gpujob_operator.client.kube import GPU_SERVICES, JOBS, PODS, Kube, Manifest, ResourceType
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.gates import GatePod
@@ -28,6 +34,16 @@ PROBLEMS_MAX = 1000
 MESSAGE_CHARACTERS_MAX = 512
 # After a refusal, the next request follows after this time.
 REFUSED_PAUSE = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True)
+class _Deletion:
+    """A request that deletes an object of a service."""
+
+    kind: ResourceType
+    name: str
+    namespace: str
+    uid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +81,8 @@ class ServiceWriter:
         self._gate_at: dict[str, datetime] = {}
         self._problems: dict[str, str] = {}
         self._gate_problems: dict[str, str] = {}
+        # Deletions without an answer, by the service's UID.
+        self._unanswered: dict[str, _Deletion] = {}
 
     def problem(self, uid: str) -> str:
         """Returns why the last job of this service was refused, or ""."""
@@ -76,19 +94,27 @@ class ServiceWriter:
 
     def forget_others(self, uids: set[str]) -> None:
         """Forgets services that are gone."""
-        for kept in (self._create_at, self._gate_at, self._problems, self._gate_problems):
-            for uid in kept.keys() - uids:
-                del kept[uid]
+        kept = self._create_at, self._gate_at, self._problems, self._gate_problems, self._unanswered
+        for of_services in kept:
+            for uid in of_services.keys() - uids:
+                del of_services[uid]
 
     async def write(self, step: ServiceStep, now: datetime) -> None:
         """Writes what the step has. After a refused job, none is created for a while.
 
-        Jobs are removed first, so that a failed removal leaves no job more than was decided.
+        Jobs are removed first, so that a failed removal leaves no job more than was decided. A step
+        that follows a deletion without an answer is not written, because it was decided without
+        knowing whether the object exists.
         """
         service = step.service
+        unanswered = self._unanswered.get(service.metadata.uid)
         try:
+            if unanswered is not None:
+                if self._may_act():
+                    await self._deleted(service.metadata.uid, unanswered)
+                return
             for remove in step.removes:
-                await self._remove(remove)
+                await self._remove(service, remove)
             if not await self._creates(step, now):
                 return
             await self._change_gates(step, now)
@@ -102,9 +128,9 @@ class ServiceWriter:
             log.warning("service not written", service=service.metadata.key, error=str(error))
 
     async def _change_gates(self, step: ServiceStep, now: datetime) -> None:
-        for pod in step.gates.removes:
-            await self._remove_gate(pod)
         service, uid = step.service, step.service.metadata.uid
+        for pod in step.gates.removes:
+            await self._remove_gate(service, pod)
         # A gate that ends at once, or is refused, is not created every second.
         if not step.gates.creates or self._gate_at.get(uid, now) > now or not self._may_act():
             return
@@ -122,8 +148,9 @@ class ServiceWriter:
         if await self._created(PODS, pod, service, self._gate_problems):
             log.info("gate created", service=service.metadata.key, pod=pod["metadata"]["name"])
 
-    async def _remove_gate(self, pod: GatePod) -> None:
-        if self._may_act() and await self._deleted(PODS, pod.name, pod.namespace, pod.uid):
+    async def _remove_gate(self, service: GPUService, pod: GatePod) -> None:
+        deletion = _Deletion(PODS, pod.name, pod.namespace, pod.uid)
+        if self._may_act() and await self._deleted(service.metadata.uid, deletion):
             log.info("gate removed", namespace=pod.namespace, pod=pod.name)
 
     async def _creates(self, step: ServiceStep, now: datetime) -> bool:
@@ -166,13 +193,18 @@ class ServiceWriter:
         self._feedback.written(kind, answer)
         return True
 
-    async def _deleted(self, kind: ResourceType, name: str, namespace: str, uid: str) -> bool:
+    async def _deleted(self, service_uid: str, deletion: _Deletion) -> bool:
         """Deletes an object. Returns False if it was gone, or is another one."""
+        kind, uid = deletion.kind, deletion.uid
+        self._unanswered.pop(service_uid, None)
         try:
-            answer = await self._kube.delete(kind, name, namespace, uid=uid)
+            answer = await self._kube.delete(kind, deletion.name, deletion.namespace, uid=uid)
         except (Conflict, NotFound):
             self._feedback.gone(kind, uid)
             return False
+        except Unavailable:
+            self._unanswered[service_uid] = deletion
+            raise
         if mapping(answer.get("metadata")).get("deletionTimestamp"):
             self._feedback.written(kind, answer)
         else:
@@ -186,11 +218,12 @@ class ServiceWriter:
         if len(problems) < PROBLEMS_MAX or uid in problems:
             problems[uid] = kept
 
-    async def _remove(self, remove: RemoveJob) -> None:
+    async def _remove(self, service: GPUService, remove: RemoveJob) -> None:
         metadata = remove.job.metadata
         if metadata.deletion_timestamp is not None or not self._may_act():
             return
-        if await self._deleted(JOBS, metadata.name, metadata.namespace, metadata.uid):
+        deletion = _Deletion(JOBS, metadata.name, metadata.namespace, metadata.uid)
+        if await self._deleted(service.metadata.uid, deletion):
             log.info("replica removed", job=metadata.key, reason=remove.reason)
 
     async def _write_status(self, service: GPUService, body: Manifest) -> None:
