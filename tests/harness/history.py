@@ -12,6 +12,8 @@ from gpujob_api.gpujob import GPUJob, JobPhase, Reservation, SharingMode, StopRe
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.manifest import gpujob_from_manifest, gpunode_from_manifest
 from gpujob_api.meta import ConditionStatus
+from gpujob_operator.decide.model.notices import notice_of
+from gpujob_operator.read.nodes import cached_node
 from tests.harness.durable import went_back
 from tests.harness.pod_facts import (
     attempt_of,
@@ -81,6 +83,8 @@ class History:
         self.stops: dict[str, list[StopReason]] = defaultdict(list)
         self._stale_seconds = telemetry_stale_seconds
         self._nodes: dict[str, GPUNode] = {}
+        # Nodes that are about to go, and end their processes themselves.
+        self._leaving: set[str] = set()
         # Job UID and attempt of every worker pod, by the pod's UID.
         self._workers: dict[str, tuple[str, int]] = {}
         self._room = Room(self.ends)
@@ -92,6 +96,8 @@ class History:
             self._fold_pod(revision)
         elif revision.kind == "GPUNode":
             self._fold_node(revision)
+        elif revision.kind == "Node":
+            self._fold_core_node(revision)
         elif revision.kind == "Lease":
             self.ends.fold_lease(revision.object)
 
@@ -117,6 +123,19 @@ class History:
             return
         self._nodes[node.metadata.name] = node
         self._room.read(node, self._workers)
+
+    def _fold_core_node(self, revision: Revision) -> None:
+        """A leader that sees an end and the sign of its node at the same time cannot know which
+        came first.
+        """
+        name = revision.object["metadata"]["name"]
+        if not ends_jobs(revision.object):
+            self._leaving.discard(name)
+            return
+        self._leaving.add(name)
+        for uid, pod in self.pods.items():
+            if (pod.get("spec") or {}).get("nodeName") == name:
+                self.ends.asked_later(self._workers[uid], _rank(pod))
 
     # Jobs
 
@@ -256,11 +275,12 @@ class History:
             return
         self._check_grace(revision)
         key = self._workers[uid] = job_uid, attempt_of(pod)
-        rank = int(pod["metadata"]["name"].rpartition("-")[2])
+        rank = _rank(pod)
         if exit_code_of(pod) == 0:
             owner = self.jobs.get(job_uid)
             stops = owner is not None and owner.status.stop is not None
-            self.ends.done(key, rank, asked=stops or is_asked_to_end(pod))
+            leaves = (pod.get("spec") or {}).get("nodeName") in self._leaving
+            self.ends.done(key, rank, asked=stops or leaves or is_asked_to_end(pod))
             if self._leaders_freeze and is_asked_to_end(pod):
                 self.ends.asked_later(key, rank)
         is_new = uid not in self.pods
@@ -324,6 +344,16 @@ class History:
             self._fail("I5", revision, f"{name}: a pod of a {job.status.phase.value} job")
         elif not _holds(job) or job.status.attempt != attempt_of(revision.object):
             self._fail("I3", revision, f"{name}: the job is at attempt {job.status.attempt}")
+
+
+def ends_jobs(node: Json) -> bool:
+    """Whether a sign on the node says that it goes soon."""
+    notice = notice_of(cached_node(node).empty)
+    return notice is not None and notice.kind.stops_jobs
+
+
+def _rank(pod: Json) -> int:
+    return int(pod["metadata"]["name"].rpartition("-")[2])
 
 
 def _holds(job: GPUJob) -> bool:

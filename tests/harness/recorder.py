@@ -25,6 +25,8 @@ PATHS = {
     "GPUJob": "/apis/gpujob.dev/v1alpha1/gpujobs",
     "GPUNode": "/apis/gpujob.dev/v1alpha1/gpunodes",
     "Pod": "/api/v1/pods",
+    # Which nodes are about to go.
+    "Node": "/api/v1/nodes",
     # Who leads, and when.
     "Lease": f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/leases",
 }

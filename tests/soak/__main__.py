@@ -67,8 +67,8 @@ def play_round(scene: Scene, weather: Weather, tally: Tally, seconds: float) -> 
         tally.events.update(weather.take_happened())
         tally.ends.update(_ends(scene))
         kinds = [one.kind for one in scene.recorder.revisions()]
-        # That the leader still leads says nothing of jobs.
-        tally.revisions.update(kind for kind in kinds if kind != "Lease")
+        # That the leader still leads, and that nodes are well, says nothing of jobs.
+        tally.revisions.update(kind for kind in kinds if kind not in ("Lease", "Node"))
         # Who leads when a round begins took the lead before it.
         tally.leads += max(scene.recorder.history.ends.changes - 1, 0)
 

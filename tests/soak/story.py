@@ -9,16 +9,18 @@ from tests.harness.worker_ends import WorkerEnds
 
 JOB_NAME = re.compile(r"\bjob\d+\b")
 JOBS_TOLD_MAX = 3
+DISRUPTED = "DisruptionTarget"
 
 
 def tell(problem: str, revisions: Iterable[Revision], cuts: Iterable[int] = ()) -> str:
-    """The lives of the first jobs that the problem names, and of their pods, and who led. `cuts`:
-    the versions at which the API server went away or came back.
+    """The lives of the first jobs that the problem names, and of their pods, who led, and which
+    nodes changed. `cuts`: the versions at which the API server went away or came back.
     """
     names = list(dict.fromkeys(JOB_NAME.findall(problem)))[:JOBS_TOLD_MAX]
     if not names:
         return ""
     leads, lines, to_come = WorkerEnds(), list[str](), sorted(cuts)
+    nodes: dict[str, str] = {}
     for one in revisions:
         while to_come and to_come[0] < one.version:
             lines.append(f"  {to_come.pop(0)} the API server goes away or is there again")
@@ -26,6 +28,11 @@ def tell(problem: str, revisions: Iterable[Revision], cuts: Iterable[int] = ()) 
             if leads.fold_lease(one.object):
                 holder = one.object["spec"]["holderIdentity"]
                 lines.append(f"  {one.version} {holder} takes the lead")
+        elif one.kind == "Node":
+            name, now = one.object["metadata"]["name"], _of_node(one)
+            if nodes.get(name) != now:
+                nodes[name] = now
+                lines.append(f"  {one.version} {one.type} {name}: {now}")
         elif _job_of(one) in names:
             lines.append(_line(one))
     return "\n".join(lines)
@@ -52,9 +59,23 @@ def _of_job(job: dict[str, Any]) -> str:
     conditions = [
         f"{one['type']}={one['status']} {one['reason']}" for one in status.get("conditions", ())
     ]
+    conditions += [
+        one["message"]
+        for one in status.get("conditions", ())
+        if (one["type"], one["status"]) == ("Running", "False")
+    ]
     return f"{status.get('phase')}{suspended}, attempt {attempt}, stop {stop}, {conditions}"
 
 
 def _of_pod(status: dict[str, Any]) -> str:
     states = [one.get("state") for one in status.get("containerStatuses", ())]
-    return f"{status.get('phase')} {states}"
+    signs = [one["reason"] for one in status.get("conditions", ()) if one["type"] == DISRUPTED]
+    return " ".join([f"{status.get('phase')} {states}", *signs])
+
+
+def _of_node(revision: Revision) -> str:
+    spec, status = revision.object.get("spec") or {}, revision.object.get("status") or {}
+    ready = [one["status"] for one in status.get("conditions", ()) if one["type"] == "Ready"]
+    taints = [taint["key"] for taint in spec.get("taints", ())]
+    cordoned = " unschedulable" if spec.get("unschedulable") else ""
+    return f"ready {ready}{cordoned}, taints {taints}"

@@ -301,3 +301,38 @@ def test_a_placement_on_an_old_or_missing_reading_is_seen() -> None:
     assert broken(node(at=90), job(placed(JOB, at=100))) == []
     # An attempt that is there already stays where it is.
     assert broken(node(), job(placed(JOB)), job(running(JOB, held=reserve(GIB)))) == []
+
+
+def on_node(entry: Entry, name: str = "n0") -> Entry:
+    kind, type_, item = entry
+    return kind, type_, {**item, "spec": {"nodeName": name}}
+
+
+def core_node(*taints: str, name: str = "n0") -> Entry:
+    spec = {"taints": [{"key": key, "effect": "NoSchedule"} for key in taints]}
+    return "Node", "MODIFIED", {"metadata": {"name": name, "uid": name}, "spec": spec}
+
+
+ENDED = on_node(pod(1, "Succeeded", "MODIFIED"))
+ATTEMPT_1 = (job(running(hold("job", 4))), on_node(pod(1, "Running")))
+ATTEMPT_2 = job(with_status(running(hold("job", 4)), attempt=2))
+LEAVES = core_node("aws-node-termination-handler/spot-itn")
+
+
+@pytest.mark.parametrize(
+    ("between", "broken_promises"),
+    [
+        ((ENDED,), ["I5"]),
+        ((LEAVES, ENDED), []),
+        ((ENDED, LEAVES), []),
+        ((LEAVES, core_node(), ENDED), ["I5"]),
+        ((core_node("aws-node-termination-handler/spot-itn", name="n1"), ENDED), ["I5"]),
+        ((core_node("example.com/another"), ENDED), ["I5"]),
+    ],
+    ids=["no sign", "before", "after", "called off", "another node", "another taint"],
+)
+def test_an_end_on_a_node_that_is_about_to_go_may_be_an_interruption(
+    between: Sequence[Entry], broken_promises: list[str]
+) -> None:
+    found = broken(node(make_gpu()), *ATTEMPT_1, *between, ATTEMPT_2)
+    assert [one for one in found if one == "I5"] == broken_promises

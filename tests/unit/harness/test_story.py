@@ -43,6 +43,20 @@ def test_the_lives_of_the_jobs_and_of_their_pods_are_told() -> None:
     ]
 
 
+def test_nodes_that_change_are_told() -> None:
+    def node(version: int, *taints: str) -> Revision:
+        spec = {"taints": [{"key": one} for one in taints]}
+        status = {"conditions": [{"type": "Ready", "status": "True"}]}
+        manifest = {"metadata": {"name": "n0"}, "spec": spec, "status": status}
+        return Revision(version, "Node", "MODIFIED", manifest)
+
+    told = tell("I5: job1", [node(1), node(2), node(3, "example.com/goes")]).split("\n")
+    assert told == [
+        "  1 MODIFIED n0: ready ['True'], taints []",
+        "  3 MODIFIED n0: ready ['True'], taints ['example.com/goes']",
+    ]
+
+
 def test_a_problem_without_a_job_has_no_story() -> None:
     assert tell("the watches catch up: not in time", REVISIONS) == ""
 
