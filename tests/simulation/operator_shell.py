@@ -138,7 +138,7 @@ class OperatorShell:
         tokens = TokenChecks(reviews, self._now)
         self._receiver = self._make_receiver(tokens)
         self._gates = GateReceiver(
-            self._cache,
+            self._cache.listers,
             tokens,
             METRICS,
             clock=self._moment,
@@ -264,7 +264,7 @@ class OperatorShell:
 
     def _make_receiver(self, tokens: TokenChecks) -> ReportReceiver:
         return ReportReceiver(
-            self._cache,
+            self._cache.listers,
             tokens,
             self._dirty,
             METRICS,
@@ -347,7 +347,7 @@ class OperatorShell:
             backoff=Backoff(self._now, uniform),
             trials=self._parts.trials(self._configuration, self._moment),
             placements=self._cache.placements,
-            requests_of_jobs=self._cache.requests_of_jobs,
+            requests_of_jobs=self._cache.listers.requests_of_jobs,
         )
         return self._parts.executor(runner, METRICS, settled=self._dirty.mark)
 

@@ -274,7 +274,7 @@ class Operator:
 
     def _receiver(self, tokens: TokenChecks, mandate: Mandate) -> ReportReceiver:
         return ReportReceiver(
-            self._cache,
+            self._cache.listers,
             tokens,
             self._dirty,
             self._metrics,
@@ -288,7 +288,7 @@ class Operator:
         self, tokens: TokenChecks, mandate: Mandate, receiver: ReportReceiver
     ) -> GateReceiver:
         return GateReceiver(
-            self._cache,
+            self._cache.listers,
             tokens,
             self._metrics,
             clock=self._clock.now,
@@ -314,7 +314,7 @@ class Operator:
             retry=Retry(retried=self._metrics.write_retries.inc),
             trials=Trials(self._configuration, self._clock.now),
             placements=self._cache.placements,
-            requests_of_jobs=self._cache.requests_of_jobs,
+            requests_of_jobs=self._cache.listers.requests_of_jobs,
         )
         return Executor(runner, self._metrics, settled=self._dirty.mark)
 

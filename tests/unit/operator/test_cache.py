@@ -131,9 +131,9 @@ def test_a_pod_that_is_no_worker_uses_nothing_in_a_jobs_name(
 ) -> None:
     cache.apply(Kind.JOB, "ADDED", job_manifest(placed(JOB)))
     cache.apply(Kind.POD, "ADDED", impostor)
-    pod = cache.pod("other")
+    pod = cache.listers.pod("other")
     assert pod is not None
-    assert cache.job_of(pod) is None
+    assert cache.listers.job_of(pod) is None
     cache.apply(Kind.GPU_NODE, "ADDED", gpu_node_manifest("n0", make_gpu(ours=[("other", GIB)])))
     assert _snapshot(cache).usage == {}
 
@@ -187,7 +187,7 @@ def test_an_unreadable_job_is_said_and_harms_nobody(cache: Cache) -> None:
     snapshot = _snapshot(cache)
     assert [job.metadata.name for job in snapshot.jobs] == ["job"]
     assert [job.field for job in snapshot.invalid_jobs] == ["spec.gpusPerWorker"]
-    assert cache.job("uid-bad") is None
+    assert cache.listers.job("uid-bad") is None
 
 
 def test_usage_follows_from_readings_and_ends_soon_after_the_attempt(
@@ -363,5 +363,5 @@ def test_what_the_jobs_of_a_namespace_ask_for_leaves_other_pods_out(cache: Cache
         pod_manifest(name="web-1-0", namespace=JOB.metadata.namespace),
     ):
         cache.apply(Kind.POD, "ADDED", pod)
-    assert list(cache.requests_of_jobs(JOB.metadata.namespace)) == [(1000, GIB)]
-    assert list(cache.requests_of_jobs("other")) == []
+    assert list(cache.listers.requests_of_jobs(JOB.metadata.namespace)) == [(1000, GIB)]
+    assert list(cache.listers.requests_of_jobs("other")) == []

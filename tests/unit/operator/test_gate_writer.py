@@ -63,7 +63,7 @@ class Stage:
             writer=self.writer,
             front=self.front,
             gates=GateSources(
-                lambda: tuple(Gate(pod) for pod in self.cache.gates()),
+                lambda: tuple(Gate(pod) for pod in self.cache.listers.gates()),
                 lambda service: gate_revision(service, self.configuration),
             ),
             parking=self.parking,
@@ -120,7 +120,7 @@ async def test_the_gate_is_a_pod_of_the_service_and_is_created_once() -> None:
     pod = stage.kube.stored(PODS, "answers-gate-0", "team")
     [owner] = pod["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("GPUService", stage.service.metadata.uid)
-    [view] = stage.cache.gates()
+    [view] = stage.cache.listers.gates()
     assert (view.ready, view.service_uid) == (False, stage.service.metadata.uid)
     assert view.revision == gate_revision(stage.service, CONFIGURATION)
     gate = stage.service.status.gate
@@ -227,7 +227,9 @@ async def test_a_gate_that_ended_is_removed_and_replaced() -> None:
     stage._written(PODS, stage.kube.put(PODS, body))
     for _ in range(8):
         await stage.round()
-    assert [pod.name for pod in stage.cache.gates() if not pod.leaving] == ["answers-gate-1"]
+    assert [pod.name for pod in stage.cache.listers.gates() if not pod.leaving] == [
+        "answers-gate-1"
+    ]
 
 
 async def test_pods_of_others_are_no_gates() -> None:
@@ -243,7 +245,7 @@ async def test_pods_of_others_are_no_gates() -> None:
     ):
         metadata = own["metadata"] | {"name": f"p{number}", "uid": f"u{number}"} | change
         stage._written(PODS, {**own, "metadata": metadata})
-    assert [pod.name for pod in stage.cache.gates()] == ["answers-gate-0"]
+    assert [pod.name for pod in stage.cache.listers.gates()] == ["answers-gate-0"]
     foreign = own["metadata"] | {"name": "p9", "uid": "u9", "namespace": "another"}
     stage._written(PODS, {**own, "metadata": foreign})
     stage.plans.clear()

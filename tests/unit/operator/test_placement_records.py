@@ -44,7 +44,7 @@ def going(pod: Manifest) -> Manifest:
 
 
 def shown(cache: Cache, job: GPUJob = PENDING) -> GPUJob:
-    found = cache.job(job.metadata.uid)
+    found = cache.listers.job(job.metadata.uid)
     assert found is not None
     return found
 

@@ -23,7 +23,7 @@ def cache() -> Cache:
 
 
 def shown(cache: Cache) -> GPUJobStatus:
-    found = cache.job(PENDING.metadata.uid)
+    found = cache.listers.job(PENDING.metadata.uid)
     assert found is not None
     return found.status
 

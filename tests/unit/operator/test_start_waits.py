@@ -34,7 +34,7 @@ class Kubelet:
 
     @property
     def since(self) -> datetime | None:
-        pod = self.cache.pod("pod-uid")
+        pod = self.cache.listers.pod("pod-uid")
         assert pod is not None
         return pod.reason_since
 
@@ -87,7 +87,7 @@ def test_nothing_is_kept_of_a_pod_that_is_gone() -> None:
     kubelet = Kubelet()
     kubelet.says()
     kubelet.cache.apply(Kind.POD, "DELETED", waiting_pod("ErrImagePull", version=9))
-    assert kubelet.cache.pod("pod-uid") is None
+    assert kubelet.cache.listers.pod("pod-uid") is None
     waits = StartWaits(kubelet.clock.now)
     waits.noted(cached_pod(waiting_pod("ErrImagePull")))
     waits.forget("pod-uid")

@@ -347,7 +347,7 @@ async def test_the_safety_net_finds_a_deletion_that_no_event_told(bench: _Bench)
     await bench.relist.refresh()
     bench.kube.remove(JOBS, "job", "team")
     await _check_all(bench)
-    assert bench.cache.job("uid-job") is None
+    assert bench.cache.listers.job("uid-job") is None
     assert bench.silences == 1
 
 
@@ -361,7 +361,7 @@ async def test_an_event_that_comes_a_little_late_is_no_silence(bench: _Bench) ->
     bench.relist._retry.sleep = meanwhile
     await _check_all(bench)
     assert bench.silences == 0
-    assert bench.cache.job("uid-job") is not None
+    assert bench.cache.listers.job("uid-job") is not None
 
 
 async def test_all_quiet_is_all_well(bench: _Bench) -> None:

@@ -5,7 +5,7 @@ snapshot out. Only changed objects are parsed again. A snapshot of 10,000 unchan
 the existing tuple.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
@@ -24,7 +24,6 @@ from gpujob_api.manifest import (
 )
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.gates import GatePod
-from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.settling import has_settled
 from gpujob_operator.decide.model.sharing_groups import sharing_groups
 from gpujob_operator.decide.model.snapshot import (
@@ -34,9 +33,9 @@ from gpujob_operator.decide.model.snapshot import (
     ReceivedReport,
     Snapshot,
 )
-from gpujob_operator.decide.model.workers import job_name_of, speaks_for
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.gone_pods import GonePods
+from gpujob_operator.observe.listers import Listers
 from gpujob_operator.observe.node_readings import NodeReadings
 from gpujob_operator.observe.placement_records import PlacementRecords, allocatable_bytes
 from gpujob_operator.observe.scope import EVERYWHERE, Scope
@@ -187,6 +186,7 @@ class Cache:
             clock, cached_node, changed=self._node_changed, ignored=self._ignored(Kind.NODE)
         )
         self.volumes = Store(clock, bound_volume, ignored=self._ignored(Kind.VOLUME))
+        self.listers = Listers(self.jobs, self.pods, self.services, self._gates)
         self._stores: Mapping[Kind, Store[Any]] = {
             Kind.JOB: self.jobs,
             Kind.GPU_NODE: self.gpu_nodes,
@@ -254,7 +254,7 @@ class Cache:
         A worker's pod that was not seen to end waits for its event first. Each further write that
         finds it gone calls this again.
         """
-        pod = self.pod(uid) if kind is Kind.POD else None
+        pod = self.listers.pod(uid) if kind is Kind.POD else None
         if pod is not None and self._gone.awaits_removal(pod):
             return
         if self._stores[kind].remove(uid):
@@ -335,55 +335,11 @@ class Cache:
     def _in_scope(self, kind: Kind, manifests: Iterable[object]) -> Iterable[object]:
         return self._scope.only(manifests) if kind in _SCOPED else manifests
 
-    def pod(self, uid: str) -> PodView | None:
-        pod = self.pods.get(uid)
-        return None if pod is None else pod.view
-
-    def gate(self, uid: str) -> GatePod | None:
-        return self._gates.get(uid)
-
-    def gates(self) -> tuple[GatePod, ...]:
-        """Returns the pods that are gates of services."""
-        return tuple(self._gates.values())
-
-    def service(self, uid: str) -> GPUService | None:
-        return self.services.get(uid)
-
-    def job_named(self, namespace: str, name: str) -> GPUJob | None:
-        job = self.jobs.by_name(name, namespace)
-        return job if isinstance(job, GPUJob) else None
-
     def has_listed_nodes(self) -> bool:
         return Kind.NODE in self.synced
 
     def has_node(self, name: str) -> bool:
         return self.nodes.by_name(name) is not None
-
-    def job_of(self, pod: PodView) -> GPUJob | None:
-        """Returns the job whose worker the pod is, or None."""
-        namespace, name = job_name_of(pod) or ("", "")
-        job = self.job_named(namespace, name)
-        return job if job is not None and speaks_for(pod, job) else None
-
-    def requests_of_jobs(self, namespace: str) -> Iterator[PodRequests]:
-        """Yields the requests of the jobs' pods in the namespace, without pods that have ended."""
-        for pod in self.pods.views:
-            view = pod.view
-            if view is None or view.namespace != namespace or pod.finished:
-                continue
-            if self.job_of(view) is not None:
-                yield pod.requests
-
-    def held_gpus(self) -> Iterator[str]:
-        """Yields the UUIDs of the GPUs that each job holds. A shared one comes several times."""
-        for job in self.jobs.views:
-            if isinstance(job, GPUJob) and job.status.placement is not None and not job.finished:
-                for worker in job.status.placement.workers:
-                    yield from worker.gpus
-
-    def job(self, uid: str) -> GPUJob | None:
-        job = self.jobs.get(uid)
-        return job if isinstance(job, GPUJob) else None
 
     def snapshot(
         self, reports: tuple[ReceivedReport, ...], configuration: Configuration
@@ -424,13 +380,13 @@ class Cache:
         """Returns whether the attempt began a short time ago. Of an older one, a process that
         started since has seen no start-up.
         """
-        job = self.job(job_uid)
+        job = self.listers.job(job_uid)
         started_at = job.status.attempt_started_at if job is not None else None
         return started_at is not None and self._clock() - started_at < START_UP_MAX
 
     def _pod_views(self) -> tuple[PodView, ...]:
         there = (pod.view for pod in self.pods.views if pod.view is not None)
-        return (*there, *self._gone.undecided(self.job_of))
+        return (*there, *self._gone.undecided(self.listers.job_of))
 
     def _matters(self, uid: str) -> bool:
         """Returns whether the pod is a worker or counts on a managed node."""
@@ -517,8 +473,8 @@ class Cache:
 
     def _worker(self, uid: str) -> PodView | None:
         """Returns the worker pod with this UID. Use by other pods is not attributed to the job."""
-        pod = self.pod(uid)
-        job = self.job_of(pod) if pod is not None else None
+        pod = self.listers.pod(uid)
+        job = self.listers.job_of(pod) if pod is not None else None
         if pod is None or job is None:
             return None
         uid = job.metadata.uid
