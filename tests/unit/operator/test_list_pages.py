@@ -103,7 +103,7 @@ async def test_a_list_that_is_given_up_leaves_no_request_behind() -> None:
     server = _Server(3)
     server.hangs_at = 1
     reading = asyncio.create_task(_list(server).read(server.condense))
-    while "asked for 1" not in server.happened or "ended 0" not in server.happened:
+    while "asked for 1" not in server.happened or "ended 0" not in server.happened:  # noqa: ASYNC110
         await asyncio.sleep(0)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -243,6 +243,33 @@ async def test_what_comes_after_a_placement_that_failed_is_not_written(
     assert requests(bench) == []
 
 
+async def test_a_refusal_after_a_lost_answer_does_not_prove_that_there_is_no_pod(
+    bench: PlacingBench,
+) -> None:
+    """The pod itself may have used up the quota."""
+    item = placement(bench)
+    bench.kube.fail("create", "pods", after_effect=True)
+
+    def refuse_another(call: Call) -> None:
+        if (call.verb, call.plural) == CREATE and bench.kube.names(PODS):
+            refusing(bench, Forbidden(403, "Forbidden", "exceeded quota"))
+
+    bench.kube.before = refuse_another
+    assert await bench.run(item) == {WriteResult.DONE: 1}
+    assert requests(bench) == [CREATE, CREATE, READ]
+    assert (stored_attempt(bench), bench.kube.names(PODS)) == (0, ["job-1-0"])
+    assert bench.records.uids == ("uid-job",)
+
+
+async def test_a_refusal_after_a_lost_request_is_one(bench: PlacingBench) -> None:
+    item = placement(bench)
+    bench.kube.fail("create", "pods")
+    refusing(bench, Forbidden(403, "Forbidden", "exceeded quota"))
+    assert await bench.run(item) == {WriteResult.REFUSED: 1, WriteResult.DONE: 1}
+    assert bench.kube.names(PODS) == []
+    assert stored_attempt(bench) == 1
+
+
 async def test_without_the_lead_nothing_is_written(bench: PlacingBench) -> None:
     """Whether an earlier request is under way is then for the next leader to ask."""
     item = placement(bench)

@@ -327,12 +327,13 @@ class ItemRunner:
             return WriteResult.FAILED
         except Unavailable as error:
             log.warning("write not answered", object=name, error=str(error))
-            self._metrics.writes_in_doubt.inc()
-            try:
-                return await self._ask_what_happened(sending.item)
-            finally:
-                self._metrics.writes_in_doubt.dec()
+            return await self._ask_what_happened(sending.item)
         except ApiError as error:
+            if sending.unanswered:
+                # An earlier request may have taken effect. A pod counts against the quota then.
+                result = await self._ask_what_happened(sending.item)
+                if result is not WriteResult.FAILED:
+                    return result
             log.warning("write refused", object=name, error=str(error))
             self._refused(sending.item, error.message or str(error))
             return WriteResult.REFUSED
@@ -361,6 +362,13 @@ class ItemRunner:
 
     async def _ask_what_happened(self, item: PlanItem) -> WriteResult:
         """Reads the object by name until the API server answers, or leadership is lost."""
+        self._metrics.writes_in_doubt.inc()
+        try:
+            return await self._what_happened(item)
+        finally:
+            self._metrics.writes_in_doubt.dec()
+
+    async def _what_happened(self, item: PlanItem) -> WriteResult:
         failures, late = 0, _counts_once_sent(item)
         while self._writer.may_act():
             try:
