@@ -17,6 +17,7 @@ from gpujob_api.report import (
     Timing,
     WorkerPhase,
 )
+from gpujob_api.serving import ServingReport
 from gpujob_api.settings import Task
 from gpujob_operator.decide.measurement.progress import (
     is_hung,
@@ -322,6 +323,25 @@ def test_the_reservation_follows_once_the_worker_has_settled(
     if settled:
         assert "measured a peak of 4 GiB and 20 % utilization (10 readings)" in events[0].message
         assert "reserves 4.4 GiB instead of 24 GiB" in events[0].message
+
+
+@pytest.mark.promise("I1")
+def test_a_server_is_measured_by_readings_since_it_was_ready() -> None:
+    """Those before may not have its weights, and it reports no peak of its own."""
+    report = replace(
+        make_report(phase=WorkerPhase.SERVING), current=None, serving=ServingReport(ready=True)
+    )
+    for is_of_start_up in (True, False):
+        usage = replace(used(GIB), is_of_start_up=is_of_start_up)
+        status, _ = with_measured_reservation(
+            JOB, JOB.status, report, usage, CONFIGURATION, lambda: CARD_BYTES
+        )
+        assert (status == JOB.status) is is_of_start_up
+    training = with_measured_reservation(
+        JOB, JOB.status, make_report(), replace(used(GIB), is_of_start_up=True), CONFIGURATION,
+        lambda: CARD_BYTES,
+    )  # fmt: skip
+    assert training[0] != JOB.status, "the worker's own peak has all"
 
 
 def test_a_worker_without_reports_is_measured_for_longer() -> None:

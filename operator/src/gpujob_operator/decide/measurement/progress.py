@@ -255,11 +255,12 @@ def _may_run_out_again(status: GPUJobStatus, report: Report | None) -> bool:
 def _settled(report: Report | None, usage: GPUUsage, configuration: Configuration) -> bool:
     """Returns whether the measurement can be trusted.
 
-    A worker that does not report (another framework) needs more readings.
+    A worker that does not report (another framework) needs more readings. A server reports no peak
+    of its own, so readings from before it was ready do not count.
     """
     if report is None:
         return usage.samples >= configuration.measurement_samples_without_reports_min
-    return has_settled(report)
+    return has_settled(report) and not (report.current is None and usage.is_of_start_up)
 
 
 def _source(source: ReservationSource) -> str:
