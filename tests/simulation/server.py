@@ -8,7 +8,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from gpujob_api.report import Failure, FailureClass, Report, WorkerPhase
+from gpujob_api.quantities import GIB
+from gpujob_api.report import Failure, FailureClass, Reply, Report, WorkerPhase
 from gpujob_api.serving import BackendName, Choice, ServingReport, ServingSettings
 from gpujob_api.settings import (
     EXIT_DONE,
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 DRAIN_DELAY_SECONDS = ServingSettings().drain_delay_seconds
 # A server lives for the whole seed, so it reports more seldom than other workers.
 REPORT_SECONDS = 6.0
+# A parked server reports more often, and learns that it has to wake.
+PARKED_REPORT_SECONDS = 1.0
+# The way of the weights to the memory of the host, or back, and what the process keeps on the GPU.
+MOVE_SECONDS = 0.5
+PARKED_BYTES = GIB // 2
 # Rates are those of the last minute.
 WINDOW_SECONDS = 60.0
 MEASURING_SECONDS = 20.0
@@ -43,10 +49,11 @@ class Server(Worker):
     def __init__(
         self, cluster: Cluster, machine: Machine, pod: Manifest, model: Model,
         crash: tuple[float, int] | None, tell: Tell, witness: Witness,
-        lost: Callable[[Server, int], None],
+        lost: Callable[[Server, int], None], misrouted: Callable[[Server], None],
     ) -> None:  # fmt: skip
         """`crash` has the seconds after which the process ends by itself, and its exit code. `lost`
-        gets the number of requests that an orderly end has cost.
+        gets the number of requests that an orderly end has cost, `misrouted` is called for each
+        request that arrives while it is parked.
         """
         super().__init__(
             cluster, machine, pod, model.workload, Disk(), lambda _: True, tell, witness
@@ -54,6 +61,7 @@ class Server(Worker):
         self._model = model
         self._crash = crash
         self._lost = lost
+        self._misrouted = misrouted
         self._told_grace = told_grace(pod)
         self._loaded = False
         self._refuses = False
@@ -62,6 +70,9 @@ class Server(Worker):
         self._answered = 0
         # Whether it has answered all accepted requests.
         self.drained = False
+        self._parked_at: float | None = None
+        # Whether the weights are on their way.
+        self._moves = False
 
     @property
     def is_ready(self) -> bool:
@@ -89,6 +100,9 @@ class Server(Worker):
     def accept(self, request: Request) -> bool:
         if not self._loaded or self._refuses or self.ended:
             return False
+        if self._parked_at is not None or self._moves:
+            self._misrouted(self)
+            return False
         self._requests.add(request)
         self._clock.after(self._model.answer_seconds, lambda: self._answer(request))
         return True
@@ -109,6 +123,42 @@ class Server(Worker):
         for request in list(self._requests):
             request.ended(End.LOST)
         self._requests.clear()
+
+    # -- parking
+
+    def heard(self, reply: Reply) -> None:
+        super().heard(reply)
+        asked = reply.park if self._loaded and not (self._draining or self.ended) else None
+        if asked is None or self._moves or asked == (self._parked_at is not None):
+            return
+        if not (asked and self._requests):
+            self._moves = True
+            self._clock.after(MOVE_SECONDS, self._park if asked else self._wake)
+
+    def _park(self) -> None:
+        self._moves = False
+        if not (self.ended or self._draining or self.lost_gpus):
+            self._parked_at = self._clock.now
+            self._take_memory()
+            self._report_parked()
+
+    def _report_parked(self) -> None:
+        if self._parked_at is not None and not (self.ended or self._draining or self.lost_gpus):
+            self._report(WorkerPhase.SERVING)
+            self._clock.after(PARKED_REPORT_SECONDS, self._report_parked)
+
+    def _wake(self) -> None:
+        self._moves = False
+        if self.ended or self._draining or self.lost_gpus:
+            return
+        self._parked_at = None
+        if self._take_memory():
+            self._report(WorkerPhase.SERVING)
+        else:
+            self._end(1, self._failure(FailureClass.OUT_OF_MEMORY))
+
+    def _needed_bytes(self) -> int:
+        return PARKED_BYTES if self._parked_at is not None else super()._needed_bytes()
 
     # -- its life
 
@@ -155,6 +205,8 @@ class Server(Worker):
             recent_requests=recent,
             requests_per_second=recent / WINDOW_SECONDS,
             busy_percent=busy,
+            can_park=True,
+            parked_seconds=None if self._parked_at is None else self._clock.now - self._parked_at,
         )
 
     # -- its end

@@ -53,6 +53,10 @@ def lags_of(faults: Faults, incidents: Iterable[Incident], *, troubled: bool) ->
     return Lags(events + requests, requests)
 
 
+# From the first write of a leader on, or until then, it may have no report of a replica.
+LEAD_SECONDS = 15.0
+
+
 @dataclass(slots=True)
 class _Replica:
     """A replica's job. `live_since` is None once it is stopped, finished or deleted."""
@@ -108,6 +112,11 @@ class ServiceRules:
         self.answered_at: dict[str, float] = {}
         # After a restore, what was decided before counts as unknown.
         self._restored_at = float("-inf")
+        # The operator that wrote last, and the times of the first write of each.
+        self._leader = ""
+        self._led_at: list[float] = []
+        # Requests that arrived at a parked replica: when, and at which.
+        self._misrouted: list[tuple[float, str]] = []
         api.recorders.append(self.observe)
         api.restored.append(self._restored)
 
@@ -120,6 +129,9 @@ class ServiceRules:
             self._pod(pod)
 
     def observe(self, revision: Revision) -> None:
+        if revision.by in self._operators and revision.by != self._leader:
+            self._leader = revision.by
+            self._led_at.append(self._api.now)
         ours = revision.by in self._operators and not self._may_not_know()
         manifest = revision.object
         if revision.kind is Kind.SERVICE and revision.type != "DELETED":
@@ -249,3 +261,18 @@ class ServiceRules:
     def lost(self, server: Server, requests: int) -> None:
         """Fails: a replica was killed at the end of its grace."""
         self._fail(PROMISE, f"{server.name} ended with {requests} requests without an answer")
+
+    def misrouted(self, server: Server) -> None:
+        """Notes a request that arrived at a parked replica."""
+        self._misrouted.append((self._api.now, server.name))
+
+    def finish(self) -> None:
+        """Fails for each request at a parked replica that no change of the leader excuses.
+
+        A leader that dies in the second in which a replica parks leaves a gate that may send it one
+        request: its successor has no report of the replica yet.
+        """
+        for at, name in self._misrouted:
+            excuses = [*self._led_at[1:], self._restored_at]
+            if all(abs(at - one) > LEAD_SECONDS for one in excuses):
+                self._fail(PROMISE, f"{name} is parked, and got a request at {at:.0f} s")

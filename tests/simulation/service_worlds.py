@@ -142,8 +142,16 @@ def _service(random: Random, name: str, minimum: int) -> ServicePlan:
     )
     quiet = _quiet(random) if minimum == 0 else ()
     period = random.choice([2.0, 5.0, 10.0])
+    if minimum == 0 and random.random() < 0.5:
+        spec = parking(spec, random.choice([10, 20, 30]))
     specs = _edits(random, at, spec)
     return ServicePlan(name, random.choice(NAMESPACES), specs, model, period, quiet)
+
+
+def parking(spec: Spec, seconds: int) -> Spec:
+    """The spec, whose replicas park after so long without requests."""
+    kept = {key: value for key, value in spec.items() if key not in BESIDE_OTHERS}
+    return {**kept, "replicas": {**spec["replicas"], "parkAfterSeconds": seconds}}
 
 
 def _quiet(random: Random) -> tuple[tuple[float, float], ...]:
@@ -182,10 +190,13 @@ def _edits(random: Random, at: float, spec: Spec) -> tuple[tuple[float, Spec | N
 def _bounds(random: Random, replicas: Spec) -> Spec:
     """At times a service needs a gate from then on, or none any more."""
     minimum = random.choice([0, 1, 1, 2])
+    kept = {
+        key: value for key, value in replicas.items() if key != "parkAfterSeconds" or not minimum
+    }
     return {
         "stopAfterSeconds": 60,
         "coldStartSeconds": 120,
-        **replicas,
+        **kept,
         "minimum": minimum,
         "maximum": max(1, minimum) + random.choice([0, 1]),
     }

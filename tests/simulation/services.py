@@ -92,7 +92,10 @@ class Services:
             return Measurement(cluster, machine, pod, plan.model, tell, witness)
         crashes = self._crashes[plan.key]
         crash = crashes.pop(0) if crashes else None
-        return Server(cluster, machine, pod, plan.model, crash, tell, witness, self.rules.lost)
+        return Server(
+            cluster, machine, pod, plan.model, crash, tell, witness, self.rules.lost,
+            self.rules.misrouted,
+        )  # fmt: skip
 
     def _start_gate(self, machine: Machine, pod: Manifest) -> GateProcess:
         return GateProcess(
@@ -124,6 +127,7 @@ class Services:
                     self._clients.send(plan)
             if not any(self._missing(began_at)):
                 break
+        self.rules.finish()
         for text in (*self._missing(began_at), *self._left()):
             self._fail(PROMISE, f"{text} {self._clock.now - began_at:.0f} s after the last job")
 

@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from gpujob_api.meta import LABEL_SERVICE, LABEL_SERVICE_UID
+from gpujob_api.gpujob import GPUJob
+from gpujob_api.meta import LABEL_REVISION, LABEL_SERVICE, LABEL_SERVICE_UID
+from gpujob_operator.decide.services import parking as parking_decision
 from gpujob_operator.observe.cache import Kind
+from gpujob_operator.port.reports import ReportReceiver
 from gpujob_operator.service_loop import PlanServices
 from tests.simulation import requests
-from tests.simulation.api_server import OtherKind
+from tests.simulation.api_server import OtherKind, Revision
 from tests.simulation.faults import Faults, Incident
 from tests.simulation.operator_shell import Parts
 from tests.simulation.requests import End
@@ -26,7 +29,14 @@ from tests.simulation.service_mutants import (
     sees_no_held_request,
     takes_every_gate_for_idle,
 )
-from tests.simulation.service_worlds import Model, ServicePlan, Spec, edited, service_spec
+from tests.simulation.service_worlds import (
+    Model,
+    ServicePlan,
+    Spec,
+    edited,
+    parking,
+    service_spec,
+)
 from tests.simulation.simulation import Simulation
 from tests.simulation.workloads import NodePlan, Scenario, Submission, Workload, make_spec
 
@@ -36,6 +46,8 @@ NODES = (NodePlan("n0", 2), NodePlan("n1", 2))
 ALWAYS = service_spec("chat", 2, 2)
 RARE = service_spec("rare", 0, 1)
 RARE["replicas"] |= {"stopAfterSeconds": 30, "coldStartSeconds": 120}
+LATER_STOPPED = service_spec("rare", 0, 1)
+LATER_STOPPED["replicas"] |= {"stopAfterSeconds": 200, "coldStartSeconds": 120}
 SCENES = 5
 QUICK = Model()
 
@@ -64,6 +76,7 @@ QUIET = service((0.0, RARE), quiet=((30.0, 100.0),))
 SEES_TRAFFIC = service((0.0, RARE), period_seconds=4.0)
 GATED = service((0.0, RARE), (80.0, service_spec("rare", 1, 1)), (140.0, RARE))
 UNGATED = service((0.0, RARE), (80.0, service_spec("rare", 1, 1)))
+PARKS = service((0.0, parking(LATER_STOPPED, 10)), quiet=((40.0, 120.0), (160.0, 220.0)))
 CRASHING = service((0.0, ALWAYS), model=Model(crashes=((20.0, 1), (10.0, 0), (1.0, 1))))
 MEASURED = service((0.0, {**ALWAYS, "optimize": {"backend": "Auto"}}))
 BUSY = service((0.0, service_spec("chat", 1, 3)), model=Model(busy_seconds=1.5))
@@ -121,6 +134,47 @@ def test_a_service_has_no_replica_in_quiet_times_and_answers_afterwards() -> Non
     assert not result.violations, result.violations[:3]
     assert ready[95] == 0
     assert ready[130] == 1
+
+
+def test_a_service_parks_in_quiet_times_and_its_memory_is_measured() -> None:
+    """The same process answers before and after, and nothing reserves less than it uses."""
+    simulation = scene(PARKS)
+    reserved: dict[str, list[int]] = {"Measured": [], "Parked": []}
+    processes: set[str] = set()
+
+    def note(revision: Revision) -> None:
+        if revision.kind is Kind.POD and LABEL_REVISION in revision.object["metadata"]["labels"]:
+            processes.add(revision.object["metadata"]["uid"])
+        held = (revision.object.get("status") or {}).get("reservation")
+        if revision.kind is Kind.JOB and held is not None and held["source"] in reserved:
+            reserved[held["source"]].append(held["memoryBytes"])
+
+    simulation.api.recorders.append(note)
+    simulation.clock.after(250.0, lambda: replicas.append(len(processes)))
+    replicas: list[int] = []
+    result = simulation.run()
+    assert not result.violations, result.violations[:3]
+    assert replicas == [2], "a gate, and one replica"
+    assert min(reserved["Measured"]) >= QUICK.memory_bytes
+    assert set(reserved["Parked"]) != set()
+    assert max(reserved["Parked"]) < QUICK.memory_bytes
+    assert result.requests[End.ANSWERED.value] > 50
+    assert set(result.requests) <= {End.ANSWERED.value, End.NOWHERE.value}
+
+
+def test_a_request_at_a_parked_replica_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates always have the address of the replica, and nobody asks them before it parks."""
+
+    def always(receiver: ReportReceiver, job: GPUJob) -> bool:
+        return True
+
+    def silent(gates: object, now: object) -> tuple[()]:
+        return ()
+
+    monkeypatch.setattr(ReportReceiver, "takes_requests", always)
+    monkeypatch.setattr(parking_decision, "fresh_reports", silent)
+    found = scene(PARKS).run().violations
+    assert any("is parked, and got a request" in one.message for one in found)
 
 
 def _ready(simulation: Simulation, namespace: str, name: str) -> int:
