@@ -91,8 +91,12 @@ class ServiceLoop:
 
     async def round(self) -> None:
         """Decides and writes once."""
+        if not self._may_act():
+            # Another leader may decide otherwise meanwhile.
+            self._writer.forget_others(set())
+            return
         services, snapshot = self._services(), self._snapshot()
-        if not services or snapshot is None or not self._may_act():
+        if not services or snapshot is None:
             return
         uids = {service.metadata.uid for service in services}
         self._writer.forget_others(uids)

@@ -341,6 +341,36 @@ async def test_a_round_decides_and_writes_only_with_services_and_the_lead(stage:
     assert stage.kube.names(SERVICES) == ["answers"]
 
 
+async def test_a_deletion_without_an_answer_is_not_repeated_under_another_lead(
+    stage: Stage,
+) -> None:
+    """The leader in between may have decided that the job stays."""
+    removal = replace(
+        step_of(ServiceInputs(stage.service), T0),
+        removes=(RemoveJob(make_job("kept"), "x"),),
+        creates=(),
+    )
+    stage.kube.fail("delete", JOBS.plural)
+    await stage.writer.write(removal, T0)
+    loop = ServiceLoop(
+        services=lambda: (stage.service,),
+        snapshot=Snapshot,
+        plan=plan_services,
+        writer=stage.writer,
+        front=stage.front,
+        gates=GateSources(lambda: (), lambda service: ""),
+        parking=ParkingRequests(lambda: None),
+        may_act=lambda: stage.leads,
+        clock=lambda: T0,
+    )
+    stage.leads = False
+    await loop.round()
+    stage.leads = True
+    before = len(stage.kube.writes())
+    await stage.writer.write(replace(removal, removes=()), T0)
+    assert "delete" not in [call.verb for call in stage.kube.writes()[before:]]
+
+
 async def test_a_round_begins_at_once_if_the_loop_is_woken(stage: Stage) -> None:
     rounds: list[int] = []
     ended = asyncio.Event()

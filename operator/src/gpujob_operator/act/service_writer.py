@@ -93,7 +93,7 @@ class ServiceWriter:
         return self._gate_problems.get(uid, "")
 
     def forget_others(self, uids: set[str]) -> None:
-        """Forgets services that are gone."""
+        """Forgets services that are gone, or all of them without the lead."""
         kept = self._create_at, self._gate_at, self._problems, self._gate_problems, self._unanswered
         for of_services in kept:
             for uid in of_services.keys() - uids:
