@@ -18,25 +18,23 @@ from math import inf
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob
-from gpujob_operator.decide.admission.budget import CycleBudget
-from gpujob_operator.decide.admission.new_nodes import nodes_may_come
-from gpujob_operator.decide.admission.nominations import Nominations
+from gpujob_operator.decide.admission.budget import CycleBudget, Refused, RefusedClasses, State
 from gpujob_operator.decide.admission.pending_status import (
     PendingStatusWriter,
     Wait,
     not_eligible,
     placed,
 )
-from gpujob_operator.decide.admission.refused_classes import Refused, RefusedClasses, State
 from gpujob_operator.decide.backfill.nomination import (
     READING_SECONDS,
     Nomination,
+    Nominations,
 )
 from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
-from gpujob_operator.decide.model.configuration import Configuration
+from gpujob_operator.decide.model.configuration import Configuration, NodeAutoscaler
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.lanes import Lanes
 from gpujob_operator.decide.model.pending_reasons import PendingReason
@@ -57,6 +55,9 @@ from gpujob_operator.decide.queue.pending import (
     Pending,
 )
 from gpujob_operator.decide.queue.quota import QuotaState
+
+# Karpenter puts one of these labels on every node that it adds.
+_KARPENTER_LABELS = ("karpenter.sh/nodepool", "karpenter.sh/provisioner-name")
 
 
 @dataclass(slots=True)
@@ -257,7 +258,7 @@ class Admission:
         )
         found = assign(requirements, self.assumed, self.configuration, length)
         if isinstance(found, Diagnosis) and not found.could_ever_fit:
-            may_come = nodes_may_come(self.assumed, self.configuration)
+            may_come = _nodes_may_come(self.assumed, self.configuration)
             reason = PendingReason.NEEDS_NEW_NODE if may_come else PendingReason.UNSATISFIABLE
             return Wait(reason, found)
         if self.queues.by_name:
@@ -442,3 +443,17 @@ class Admission:
 
     def _is_starved(self, job: GPUJob) -> bool:
         return waited_seconds(job, self.now) >= self.configuration.nominate_after_seconds
+
+
+def _nodes_may_come(assumed: AssumedCapacity, configuration: Configuration) -> bool:
+    """Returns whether an autoscaler may add nodes, as configured or else by the labels of the
+    nodes.
+    """
+
+    def find() -> bool:
+        nodes = assumed.capacity.nodes.values()
+        return any(label in node.node.labels for node in nodes for label in _KARPENTER_LABELS)
+
+    if configuration.node_autoscaler is not NodeAutoscaler.AUTO:
+        return configuration.node_autoscaler is NodeAutoscaler.PRESENT
+    return assumed.memo.once(("nodes may come",), find)

@@ -1,9 +1,14 @@
-"""What one admission pass may still do. The bounds keep a cycle short, whatever is pending."""
+"""What keeps an admission pass short, whatever is pending.
+
+`CycleBudget` has the bounds of what one pass may still do. `RefusedClasses` has the refusals that
+hold for every job of an equivalence class, which keep thousands of pending jobs cheap.
+"""
 
 from dataclasses import dataclass, field
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.lanes import Lanes
+from gpujob_operator.decide.model.pending_reasons import PendingReason
 
 # A cycle that placed ten thousand jobs would block everything else for seconds, including the
 # Lease, and many of its jobs could not be written before the next cycle. The rest follows in the
@@ -14,6 +19,9 @@ EXPLAINED_MAX = 512
 # How many jobs that cannot be written now keep the capacity that they would get. They come in
 # order, so jobs with victims and the longest waiting jobs come first.
 UNWRITTEN_MAX = 8
+
+# What a refusal depends on.
+State = tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -70,3 +78,39 @@ class CycleBudget:
     def _is_written(self, job: GPUJob) -> bool:
         lanes = self._lanes_left.get(job.metadata.namespace, 1)
         return lanes > 0 and job.metadata.uid not in self.backing_off
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why the jobs of a class wait.
+
+    The refusal holds for `state`: until a job is placed, GPUs are nominated or a job is preempted.
+    """
+
+    reason: PendingReason
+    state: State
+    # Also refuses short jobs, which may backfill nominated GPUs.
+    by_backfill: bool
+
+
+@dataclass(slots=True)
+class RefusedClasses:
+    """The refusals that hold now, by equivalence class."""
+
+    _refused: dict[int, Refused] = field(default_factory=dict[int, Refused])
+    _state: State = ()
+
+    def get(self, equivalence_class: int) -> Refused | None:
+        return self._refused.get(equivalence_class)
+
+    def remember(self, equivalence_class: int, refused: Refused) -> None:
+        self._refused[equivalence_class] = refused
+
+    def forget_others(self, state: State) -> None:
+        """Forgets the refusals of other states.
+
+        A state never comes back, because free capacity only decreases during a pass.
+        """
+        if state != self._state:
+            self._refused = {key: one for key, one in self._refused.items() if one.state == state}
+            self._state = state
