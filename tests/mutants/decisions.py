@@ -13,7 +13,7 @@ def of_decide(name: str, path: str, old: str, new: str, *tests: str) -> Mutant:
 DECISIONS = (
     of_decide(
         "a job rests on although its write has ended",
-        "cache/step_queue.py",
+        "cache/quiescence.py",
         "for uid in self._written.difference(writing):",
         "for uid in ():",
         "test_resting_jobs.py",

@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_operator.decide.cache.diagnosis_counts import DiagnosisCounts
+from gpujob_operator.decide.cache.node_arrays import DiagnosisCounts
 from gpujob_operator.decide.capacity.cluster import NodeCapacity
 from gpujob_operator.decide.placement.finding import FARTHEST, NO_GPUS, NodeDiagnosis, UnfitReason
 from tests.harness.builders import make_node

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.cache.mix_counts import rounded_mix
+from gpujob_operator.decide.cache.scheduler_cache import rounded_mix
 from gpujob_operator.decide.packing.demand import MEMORY_STEPS, Demand, WorkloadMix
 from gpujob_operator.decide.packing.tables import Tables
 from tests.harness.fleets import CARD_BYTES, shared, whole
