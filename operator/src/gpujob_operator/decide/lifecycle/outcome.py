@@ -17,7 +17,6 @@ from gpujob_operator.decide.lifecycle.done import (
     node_refused,
     outside_reason,
 )
-from gpujob_operator.decide.lifecycle.own_limits import exceeded
 from gpujob_operator.decide.lifecycle.start_advice import with_command_advice
 from gpujob_operator.decide.lifecycle.start_refusals import (
     START_ERRORS,
@@ -39,6 +38,15 @@ _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
 # The exit codes of a shell for SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV. No stop sends
 # these signals.
 _CRASHES = (132, 133, 134, 135, 136, 139)
+_DEADLINE_EXCEEDED = "DeadlineExceeded"
+_EVICTED = "Evicted"
+# The kubelet's messages for a limit of the pod itself. For a node that ran short the message is
+# "The node was low on resource".
+_OWN_STORAGE = (
+    "Usage of EmptyDir volume",
+    "Pod ephemeral local storage usage exceeds",
+    "exceeded its local ephemeral storage limit",
+)
 
 
 class AttemptEnd(Enum):
@@ -149,7 +157,7 @@ def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> _Cause | None:
     Signs of an end from outside come before the exit code, because a script that was asked to end
     chooses its own. Only the worker's own report comes before these signs.
     """
-    limit = "" if ours else exceeded(pod)
+    limit = "" if ours else _limit_exceeded(pod)
     if limit:
         return _Cause(JobFailure(FailureClass.UNKNOWN, limit))
     if pod.reason == OOM_KILLED and pod.exit_code == EXIT_DONE:
@@ -164,6 +172,21 @@ def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> _Cause | None:
     if pod.finished and node_refused(pod):
         return None
     return _unreported_failure(job, pod)
+
+
+def _limit_exceeded(pod: PodView) -> str:
+    """Returns which of its own limits ended the pod, in words, or "".
+
+    A pod that runs longer or stores more than its template allows does so on every node, so this
+    counts as its failure. Such a pod may have Succeeded if its containers then ended with 0.
+    """
+    if not pod.finished:
+        return ""
+    if pod.reason == _DEADLINE_EXCEEDED:
+        return f"worker {pod.rank} ran for longer than the template's activeDeadlineSeconds"
+    if pod.reason == _EVICTED and any(words in pod.message for words in _OWN_STORAGE):
+        return f"worker {pod.rank} was evicted for its own storage: {pod.message[-400:]}"
+    return ""
 
 
 def _unreported_failure(job: GPUJob, pod: PodView) -> _Cause | None:
