@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpujob_operator.decide.model.claim_template import AccessMode, ClaimSize, ClaimTemplate
+from gpujob_operator.decide.model.checkpoint_claim import AccessMode, ClaimSize, ClaimTemplate
 from gpujob_operator.options import load_configuration_file
 from tests.harness.chart import CHART, Manifest, named, of_kind, render, template
 

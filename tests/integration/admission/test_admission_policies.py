@@ -7,7 +7,7 @@ import pytest
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import from_manifest
 from gpujob_local.control_plane.api_client import ApiError, Json
-from gpujob_operator.decide.model.claim_template import ClaimSize, ClaimTemplate
+from gpujob_operator.decide.model.checkpoint_claim import ClaimSize, ClaimTemplate
 from gpujob_operator.render.claim import default_claim
 from tests.harness.chart import NAMESPACE
 from tests.harness.jobs import job_manifest, short_manifest

@@ -9,7 +9,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_operator.act.writer import WriteResult
 from gpujob_operator.client.api_errors import Forbidden, Unavailable
 from gpujob_operator.client.kube import CLAIMS, PODS, Manifest
-from gpujob_operator.decide.model.claim_template import AccessMode, ClaimSize, ClaimTemplate
+from gpujob_operator.decide.model.checkpoint_claim import AccessMode, ClaimSize, ClaimTemplate
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.render.claim import default_claim

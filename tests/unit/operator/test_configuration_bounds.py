@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gpujob_api.codec import FieldError
-from gpujob_operator.decide.model.claim_template import ClaimSize, ClaimTemplate
+from gpujob_operator.decide.model.checkpoint_claim import ClaimSize, ClaimTemplate
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.read.configuration import configuration_from_text
 from tests.harness.repository import ROOT

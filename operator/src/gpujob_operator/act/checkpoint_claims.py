@@ -10,8 +10,11 @@ from collections.abc import Callable
 from gpujob_api.gpujob import GPUJob
 from gpujob_operator.client.api_errors import AlreadyExists, ApiError, NotFound
 from gpujob_operator.client.kube import CLAIMS, Kube, Manifest
-from gpujob_operator.decide.model.checkpoint_claim import default_claim_name, gets_default_claim
-from gpujob_operator.decide.model.claim_template import ClaimTemplate
+from gpujob_operator.decide.model.checkpoint_claim import (
+    ClaimTemplate,
+    default_claim_name,
+    gets_default_claim,
+)
 from gpujob_operator.read.shapes import mapping, mappings
 from gpujob_operator.render.claim import default_claim
 from gpujob_operator.telemetry.logs import Log

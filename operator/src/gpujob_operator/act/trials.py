@@ -24,8 +24,7 @@ from gpujob_api.visible import visible
 from gpujob_operator.client.api_errors import ApiError, Forbidden, NotFound
 from gpujob_operator.client.kube import CLAIMS, Kube
 from gpujob_operator.decide.model.backoff import backoff_seconds
-from gpujob_operator.decide.model.checkpoint_claim import names_a_place
-from gpujob_operator.decide.model.claim_template import AccessMode
+from gpujob_operator.decide.model.checkpoint_claim import AccessMode, names_a_place
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import CreatePod

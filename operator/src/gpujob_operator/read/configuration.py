@@ -12,7 +12,7 @@ from gpujob_api.bounds import shown
 from gpujob_api.codec import FieldError, decode, encode
 from gpujob_api.field_types import json_fields
 from gpujob_api.json_values import clean_text
-from gpujob_operator.decide.model.claim_template import ClaimTemplate
+from gpujob_operator.decide.model.checkpoint_claim import ClaimTemplate
 from gpujob_operator.decide.model.configuration import Configuration
 
 WEEK_SECONDS = 604_800

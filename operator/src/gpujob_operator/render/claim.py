@@ -4,8 +4,7 @@ from typing import Any
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.meta import LABEL_JOB, LABEL_JOB_UID
-from gpujob_operator.decide.model.checkpoint_claim import default_claim_name
-from gpujob_operator.decide.model.claim_template import ClaimTemplate
+from gpujob_operator.decide.model.checkpoint_claim import ClaimTemplate, default_claim_name
 from gpujob_operator.render.service import LABEL_CHARACTERS_MAX, owner_reference
 
 

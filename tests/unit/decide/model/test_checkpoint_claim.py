@@ -7,8 +7,13 @@ import pytest
 
 from gpujob_api.codec import FieldError, decode, encode
 from gpujob_api.gpujob import Checkpoint
-from gpujob_operator.decide.model.checkpoint_claim import checkpoint_claim, gets_default_claim
-from gpujob_operator.decide.model.claim_template import AccessMode, ClaimSize, ClaimTemplate
+from gpujob_operator.decide.model.checkpoint_claim import (
+    AccessMode,
+    ClaimSize,
+    ClaimTemplate,
+    checkpoint_claim,
+    gets_default_claim,
+)
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import claims
 from gpujob_operator.decide.model.protection import Unprotected, why_unprotected

@@ -7,7 +7,7 @@ import pytest
 
 from gpujob_api.gpujob import Checkpoint, GPUJob, SpotPolicy
 from gpujob_api.report import CheckpointReport, Protection
-from gpujob_operator.decide.model.claim_template import ClaimSize, ClaimTemplate
+from gpujob_operator.decide.model.checkpoint_claim import ClaimSize, ClaimTemplate
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.protection import (
     Unprotected,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import Checkpoint, GPUJob, SpotPolicy
-from gpujob_operator.decide.model.claim_template import ClaimSize, ClaimTemplate
+from gpujob_operator.decide.model.checkpoint_claim import ClaimSize, ClaimTemplate
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.spec_refusals import GPU_RESOURCE_PATTERN, spec_refusal
 from gpujob_operator.decide.planner import plan

@@ -21,7 +21,7 @@ from gpujob_operator.decide.measurement.profile import (
     differ_in_paces,
     workload_keys,
 )
-from gpujob_operator.decide.model.claim_template import ClaimTemplate
+from gpujob_operator.decide.model.checkpoint_claim import ClaimTemplate
 from gpujob_operator.decide.model.held_gpus import holds_gpus
 from gpujob_operator.decide.model.pod_template import claims, host_requests
 from gpujob_operator.decide.model.snapshot import (

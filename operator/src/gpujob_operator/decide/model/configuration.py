@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gpujob_operator.decide.model.claim_template import ClaimTemplate
+from gpujob_operator.decide.model.checkpoint_claim import ClaimTemplate
 
 
 class DeviceAccess(Enum):

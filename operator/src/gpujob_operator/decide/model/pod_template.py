@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpujob_api.gpujob import GPUJob, SpotPolicy
-from gpujob_operator.decide.model.checkpoint_claim import checkpoint_claim
-from gpujob_operator.decide.model.claim_template import ClaimTemplate
+from gpujob_operator.decide.model.checkpoint_claim import ClaimTemplate, checkpoint_claim
 from gpujob_operator.decide.model.pod_requests import PodRequests, pod_requests
 
 # GPU nodes often carry this taint to keep other pods away.
