@@ -22,8 +22,8 @@ from gpujob_operator.forecast.forecaster import (
     INTERVAL_SECONDS,
     PAUSE_SECONDS,
     Forecaster,
+    Score,
 )
-from gpujob_operator.forecast.score import Score
 from gpujob_operator.forecast.wire import OBJECTS_MAX
 from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import T0, after, make_job, make_snapshot, placed, with_status

@@ -10,13 +10,23 @@ those of the calculation before vanish.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from datetime import datetime
 
+from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.model.snapshot import Snapshot
-from gpujob_operator.decide.model.starts import DRAWS_MIN, Forecast, may_start
+from gpujob_operator.decide.model.starts import (
+    DRAWS_MIN,
+    Forecast,
+    Outcomes,
+    Result,
+    may_start,
+    newest,
+    outcomes_among,
+    results_of,
+)
 from gpujob_operator.forecast.child import Calculation, CalculationError, calculate
-from gpujob_operator.forecast.score import Score
 from gpujob_operator.forecast.wire import is_too_large
 from gpujob_operator.telemetry.logs import Log
 from gpujob_operator.telemetry.metrics import Metrics
@@ -29,6 +39,27 @@ CORE_FRACTION = 0.05
 PAUSE_SECONDS = 900.0
 
 Calculate = Callable[[Snapshot, datetime], Awaitable[Calculation]]
+
+
+@dataclass(slots=True)
+class Score:
+    """How many start ranges held: the newest outcomes, also of jobs that are deleted meanwhile.
+
+    It has those that one leader has seen. The first look restores those of earlier leaders.
+    """
+
+    metrics: Metrics
+    _results: dict[str, Result] | None = field(default=None)
+
+    def look(self, jobs: Iterable[GPUJob]) -> Outcomes:
+        """Adds the outcomes of these jobs. Returns all that count."""
+        before = self._results
+        self._results = newest({**(before or {}), **results_of(jobs)})
+        if before is not None:
+            for uid in self._results.keys() - before.keys():
+                held = "true" if self._results[uid].held else "false"
+                self.metrics.start_ranges.labels(held).inc()
+        return outcomes_among(self._results)
 
 
 class Forecaster:
