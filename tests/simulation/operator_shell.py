@@ -34,10 +34,9 @@ from gpujob_operator.decide.model.plan import EventNote, Plan
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.services.plan import plan_services
 from gpujob_operator.forecast.forecaster import Forecaster
-from gpujob_operator.leadership.cache_sync import CacheSync
+from gpujob_operator.leadership.cache_sync import CacheSync, Mandate
 from gpujob_operator.leadership.cluster_clock import ClusterClock
 from gpujob_operator.leadership.lease import LEASE_SECONDS, Leadership, LeaseSettings
-from gpujob_operator.leadership.mandate import Mandate
 from gpujob_operator.loop import SchedulingLoop
 from gpujob_operator.observe.cache import Cache, Kind
 from gpujob_operator.observe.dirty import Dirty

@@ -43,10 +43,9 @@ from gpujob_operator.forecast.forecaster import Forecaster
 from gpujob_operator.garbage import collect_later, collect_regularly, spare_later
 from gpujob_operator.handlers.kopf_thread import KopfThread
 from gpujob_operator.handlers.memo import Memo
-from gpujob_operator.leadership.cache_sync import CacheSync
+from gpujob_operator.leadership.cache_sync import CacheSync, Mandate
 from gpujob_operator.leadership.cluster_clock import ClusterClock
 from gpujob_operator.leadership.lease import Leadership, LeaseSettings, Legacy
-from gpujob_operator.leadership.mandate import Mandate
 from gpujob_operator.leadership.report_endpoint import ReportEndpoint
 from gpujob_operator.loop import Pace, SchedulingLoop
 from gpujob_operator.observe.cache import Cache, Kind

@@ -14,7 +14,7 @@ from gpujob_operator.decide.model.plan import EventNote, Plan, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.decide.services.plan import plan_services
-from gpujob_operator.leadership.mandate import Mandate
+from gpujob_operator.leadership.cache_sync import Mandate
 from gpujob_operator.options import parse_arguments, run_options
 from gpujob_operator.run import Operator
 from gpujob_operator.telemetry.metrics import Metrics

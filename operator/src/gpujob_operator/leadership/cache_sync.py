@@ -1,11 +1,12 @@
-"""Whether decisions may rely on the cache.
+"""Whether this process may act: it holds the Lease, and decisions may rely on its cache.
 
-They may once everything was listed since this process began to lead, and since the API server's
-data was last restored.
+They may rely on it once everything was listed since this process began to lead, and since the API
+server's data was last restored.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from gpujob_operator.act.executor import Executor
 from gpujob_operator.leadership.lease import Leadership
@@ -76,3 +77,26 @@ class CacheSync:
                 self._cache.begin_to_lead(in_doubt=in_doubt)
                 log.info("listed everything and decides from now on", in_doubt=in_doubt)
             self._dirty.mark()
+
+
+@dataclass(frozen=True, slots=True)
+class Mandate:
+    """The mandate, cheap enough to check before every write."""
+
+    leadership: Leadership
+    sync: CacheSync
+
+    def leads(self) -> bool:
+        return self.leadership.leads
+
+    def may_act(self) -> bool:
+        """Returns whether everything was listed since this process began to lead.
+
+        It does not know which attempts are in force before that.
+        """
+        return self.leadership.leads and self.sync.synced
+
+    def missing(self) -> list[str]:
+        """Returns what this process lacks in order to act, in words."""
+        parts = {"the Lease": self.leadership.leads, "a complete cache": self.sync.synced}
+        return [name for name, is_there in parts.items() if not is_there]
