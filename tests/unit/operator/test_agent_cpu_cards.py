@@ -14,8 +14,8 @@ from gpujob_api.manifest import gpunode_from_manifest
 from gpujob_api.meta import Condition, ConditionStatus
 from gpujob_operator.agent.agent import Agent
 from gpujob_operator.agent.cpu.cards import make_cards
+from gpujob_operator.agent.cpu.devices import check_node
 from gpujob_operator.agent.cpu.environment import EnvironmentDevices
-from gpujob_operator.agent.cpu.node import check_node
 from gpujob_operator.agent.cpu.pods import PodDevices
 from gpujob_operator.agent.cpu.processes import bound_processes
 from gpujob_operator.agent.cpu.source import CpuCardSource, nvml_of_cpu_cards

@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from gpujob_operator.agent.advice import needs_new_container, with_advice
-from gpujob_operator.agent.nvml import DevicesRefused, Nvml
+from gpujob_operator.agent.nvml import DevicesRefused, Nvml, needs_new_container, with_advice
 from gpujob_operator.agent.processes import Owner
 from gpujob_operator.agent.publish import Moment, Publisher, Readiness
 from gpujob_operator.agent.session import NvmlSession, Reading

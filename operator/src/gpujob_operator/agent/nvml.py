@@ -4,7 +4,7 @@ Every optional value is read through `optional`, because a GPU that does not sup
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 SUCCESS = 0
@@ -23,6 +23,19 @@ UNKNOWN = 999
 
 # The module's functions have NVML's names. Declaring types for all of them would repeat pynvml.
 Nvml = Any
+_ADVICE: Mapping[int, str] = {
+    NO_PERMISSION: "the agent may not open the GPUs' devices: its container needs the NVIDIA "
+    "runtime (chart value agent.runtimeClassName)",
+    DRIVER_NOT_LOADED: "the node runs no NVIDIA driver: install or start the driver, or take the "
+    "label gpujob.dev/managed off the node",
+    LIBRARY_NOT_FOUND: "the agent's container has no libnvidia-ml.so.1: set the chart value "
+    "agent.runtimeClassName to the NVIDIA runtime class, and install the NVIDIA driver and "
+    "container toolkit on the node",
+    FUNCTION_NOT_FOUND: "the node's NVIDIA driver is too old: R470 or newer is needed",
+    VERSION_MISMATCH: "the NVML library in the agent's container does not fit the node's driver; "
+    "the agent ends, so that its next container gets the node's library; if it ends again, the "
+    "node still runs the driver of before an update: restart the node",
+}
 
 
 class DevicesRefused(Exception):  # noqa: N818 - an answer, not a fault
@@ -71,3 +84,14 @@ def cannot_tell(error: Exception) -> bool:
 def text(value: object) -> str:
     """Returns NVML text as `str`, because older bindings return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def with_advice(error: Exception) -> str:
+    """Returns the error in NVML's words, followed by advice if there is any."""
+    advice = _ADVICE.get(code_of(error))
+    return f"NVML: {error}: {advice}" if advice else f"NVML: {error}"
+
+
+def needs_new_container(error: Exception) -> bool:
+    """Returns True if no retry helps, because this container's library does not fit the driver."""
+    return code_of(error) == VERSION_MISMATCH
