@@ -13,7 +13,7 @@ from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.gpuprofile import GPUProfile, GPUProfileSpec, GPUProfileStatus, ProfileEntry
 from gpujob_api.meta import Metadata
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.cache.job_entry import JobEntry
+from gpujob_operator.decide.cache.jobs import JobEntry
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.measurement.profile import profile_name
 from gpujob_operator.decide.model.configuration import Configuration, OrderPolicy

@@ -14,7 +14,7 @@ from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, Reservation
 from gpujob_api.settings import Task
 from gpujob_operator.decide.admission.admit import Admission
 from gpujob_operator.decide.admission.edits import follow_edits
-from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey
+from gpujob_operator.decide.cache.jobs import JobEntry, ProfileKey
 from gpujob_operator.decide.cache.quiescence import is_steady, quiet_until, still_holds
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.cluster import Capacity, with_reservation

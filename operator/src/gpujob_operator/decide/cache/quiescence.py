@@ -14,7 +14,7 @@ from operator import attrgetter
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.deadlines import Deadlines
-from gpujob_operator.decide.cache.job_entry import JobEntry
+from gpujob_operator.decide.cache.jobs import JobEntry
 from gpujob_operator.decide.capacity.calibration import with_pace
 from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.sites import Sites, facts_at, gpus_at, has_all_gpus

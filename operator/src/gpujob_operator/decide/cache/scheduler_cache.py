@@ -17,8 +17,7 @@ from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.cache.deadlines import Expiries
 from gpujob_operator.decide.cache.groups import SharingGroups
 from gpujob_operator.decide.cache.holders import Holders
-from gpujob_operator.decide.cache.job_entry import JobEntry, ProfileKey
-from gpujob_operator.decide.cache.jobs import Jobs, Starts, delete_at
+from gpujob_operator.decide.cache.jobs import JobEntry, Jobs, ProfileKey, Starts, delete_at
 from gpujob_operator.decide.cache.node_arrays import NodeArrayCache
 from gpujob_operator.decide.cache.nodes import Nodes
 from gpujob_operator.decide.cache.pending_queues import EquivalenceClasses, PendingQueues
