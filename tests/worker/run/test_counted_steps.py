@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpujob_worker.run.decision_log import DecisionLog
-from gpujob_worker.run.declared_batch import compare_with_declared
+from gpujob_worker.run.session import compare_with_declared
 from tests.harness.worker_process import run_worker
 
 ACCUMULATES = """

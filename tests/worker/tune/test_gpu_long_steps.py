@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpujob_worker.probe.compare import PAIRS_MIN, measure_speedup, speedup
-from gpujob_worker.run.tuning_budget import tuning_budget_seconds
+from gpujob_worker.run.session import tuning_budget_seconds
 from gpujob_worker.tune.trial import GPU_NOISE, SPEEDUP_NEEDED
 from tests.harness.imitated_gpu import CostModel, GpuModel
 from tests.harness.worker_process import run_worker

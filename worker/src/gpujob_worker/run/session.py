@@ -20,7 +20,6 @@ from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.run.call_listener import CallListener
 from gpujob_worker.run.decision_log import DecisionLog
-from gpujob_worker.run.declared_batch import compare_with_declared
 from gpujob_worker.run.environment import Environment
 from gpujob_worker.run.failure import end_of
 from gpujob_worker.run.features import Features
@@ -42,12 +41,17 @@ from gpujob_worker.run.reporter import (
 from gpujob_worker.run.run_report import Facts, leave
 from gpujob_worker.run.run_state import RunState
 from gpujob_worker.run.safety_net import attempted
-from gpujob_worker.run.tuning_budget import tuning_budget_seconds
 from gpujob_worker.run.yielding import Yielding
 
 LAST_REPORT_SECONDS = 3.0
 # Seconds that the first step waits for the operator to confirm that the attempt is not over.
 FENCE_SECONDS_MAX = 30.0
+# How long a run may be tuned: a small part of it, and enough to measure long steps more than once.
+TUNING_FRACTION = 0.02
+TUNING_SECONDS_MIN, TUNING_SECONDS_MAX = 12.0, 120.0
+# A run without a number of steps is assumed to have this many.
+STEPS_ASSUMED = 1000
+_BATCH_SIZE = "batch size"
 
 
 class Session:
@@ -487,3 +491,31 @@ class Session:
         if environment.local_rank is not None:
             return environment.local_rank
         return self.rank if environment.world_size == 1 else 0
+
+
+def tuning_budget_seconds(step_seconds: float | None, steps_total: int | None) -> float:
+    """Returns about 2 % of the run's expected time, at least 12 s and at most 120 s."""
+    run_seconds = (step_seconds or 0.0) * (steps_total or STEPS_ASSUMED)
+    return min(TUNING_SECONDS_MAX, max(TUNING_SECONDS_MIN, TUNING_FRACTION * run_seconds))
+
+
+def compare_with_declared(
+    declared: int | None, samples: int | None, processes: int, log: DecisionLog
+) -> None:
+    """Logs whether the processes together take the declared number of samples.
+
+    It does so once, for the first step whose samples are known. The script's own number applies
+    either way.
+    """
+    if declared is None or samples is None or log.decision(_BATCH_SIZE) is not None:
+        return
+    taken = samples * processes
+    if taken == declared:
+        log.note(_BATCH_SIZE, f"{taken} samples in a step, as declared")
+        return
+    each = f"{processes} processes with {samples} each" if processes > 1 else "the script"
+    log.note(
+        _BATCH_SIZE,
+        f"differs: a step takes {taken} samples ({each}), and "
+        f"spec.optimize.batchSize.total declares {declared}; nothing is changed",
+    )
