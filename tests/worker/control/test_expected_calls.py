@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
-from gpujob_worker.control.expected_calls import ExpectedCalls
+from gpujob_worker.control.inference import ExpectedCalls
 
 DATA = TensorDataset(torch.zeros(77, 1))
 # 77 samples in batches of 4.

@@ -28,7 +28,7 @@ print("loss", loss.item())
 sys.exit(5)
 """
 OFF = ("--no-precision", "--no-optimizer", "--no-compile", "--no-regional-compile")
-_COMPILING = "gpujob_worker.control.script_compiling:ScriptCompiling"
+_COMPILING = "gpujob_worker.hooks:ScriptCompiling"
 COMPILES = {
     f"{_COMPILING}.module": 'torch.compile(net, backend="eager")',
     f"{_COMPILING}.starts": 'torch.compile(torch.sin, backend="eager")(x)',

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpujob_worker.device.later_number import LaterNumber
+from gpujob_worker.control.rollback_guard import LaterNumber
 from gpujob_worker.device.memory import CpuMemory
 from gpujob_worker.device.step_events import CudaEvents
 from gpujob_worker.run.meter import SPANS_MAX, Meter

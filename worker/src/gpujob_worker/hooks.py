@@ -27,7 +27,6 @@ from gpujob_worker.control.phases import MEASURED_STEPS, Phases
 from gpujob_worker.control.presence import meet_others
 from gpujob_worker.control.rollback_guard import RollbackGuard
 from gpujob_worker.control.schedule import TuningSchedule
-from gpujob_worker.control.script_compiling import ScriptCompiling
 from gpujob_worker.control.startup import Startup
 from gpujob_worker.control.subsequent_models import SubsequentModels
 from gpujob_worker.control.trained_model import TrainedModel
@@ -52,6 +51,51 @@ from gpujob_worker.run.session_device import hold_to_card
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.data_loader_policy import LoaderPolicy
 from gpujob_worker.tune.registry import apply_settings
+
+
+class ScriptCompiling:
+    """Handles code that the script compiles itself: its model, whose graph is left alone, or
+    functions. Called when the script compiles something, and around each compilation.
+    """
+
+    def __init__(
+        self,
+        model: TrainedModel,
+        module_watch: ModuleWatch,
+        inference: Inference,
+        own_work: OwnWork,
+    ) -> None:
+        self._model = model
+        self._inference = inference
+        self._module_watch = module_watch
+        self._own_work = own_work
+
+    def module(self) -> None:
+        """Called when the script compiles a module that is trained."""
+        if not self._own_work.under_way:
+            self._model.facts.compiles = True
+            self._module_watch.discovery.finish()
+
+    def starts(self) -> None:
+        """Called when a function that the script compiled, or a module that is not trained, is
+        called.
+
+        It may compute the model's call or a part of it. Before models are known, only later calls
+        show that.
+        """
+        facts, roots = self._model.facts, self._model.roots
+        compiles_ours = any(root.plan.compiles for root in roots)
+        if self._own_work.under_way or facts.compiles or compiles_ours:
+            return
+        facts.compiles_functions = True
+        self._inference.compiles()
+        if any(root.inside for root in roots):
+            self.module()
+        elif self._module_watch.discovery.active:
+            self._module_watch.discovery.pause()
+
+    def ends(self) -> None:
+        self._module_watch.discovery.resume()
 
 
 def _unchanged(batch: Any) -> Any:

@@ -1,24 +1,31 @@
 """Watches a run after its settings were applied (speed, memory, loss), and rolls them back if
 needed.
+
+It also checks once whether the allocator's memory is fragmented (`SegmentsCheck`).
 """
 
 import math
+import os
 from collections import deque
 from dataclasses import dataclass, field
 
+import torch
+
 from gpujob_api.quantities import format_memory
 from gpujob_api.report import Timing
-from gpujob_api.settings import Precision, Toggle
-from gpujob_worker.control.segments import SegmentsCheck
+from gpujob_api.settings import OptimizeMode, Precision, Toggle
 from gpujob_worker.control.sharded_tuning import sharded_root
 from gpujob_worker.control.trained_model import TrainedModel
-from gpujob_worker.device.later_number import LaterNumber
+from gpujob_worker.device.memory import CudaMemory
+from gpujob_worker.device.segments import Unused, segments_in_force, segments_refusal
+from gpujob_worker.device.step_events import DeviceEvents
 from gpujob_worker.inject.grad_scaling import LossScale
 from gpujob_worker.inject.process_flags import Tf32
 from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.memory_limit.model import divisors
 from gpujob_worker.run.session import Session
 from gpujob_worker.tune.applied import Applied
+from gpujob_worker.tune.registry import setting_called
 from gpujob_worker.tune.trial import short
 
 CONFIRM_STEPS = 10
@@ -29,6 +36,87 @@ LOSS_CHECK_STEPS = 20
 DIVERGED_FACTOR = 2.0
 DIVERGED_CHECKS = 3
 LOSSES_PENDING_MAX = 16
+# Steps until memory is checked for fragments, enough to show a script's sizes.
+SEGMENTS_CHECK_STEPS = 50
+
+
+class SegmentsCheck:
+    """Checks once whether memory is fragmented. The next process then uses expandable segments.
+
+    A process that already uses the GPU cannot switch to them. The finding is reported with the
+    other settings. The next attempt begins with it (`device.segments`) and checks again. Counters
+    of the allocator are read in one step only.
+    """
+
+    def __init__(self, session: Session, model: TrainedModel) -> None:
+        self._session = session
+        self._model = model
+        self._setting = setting_called("expandable_segments")
+
+    def step(self, since: int) -> None:
+        """Called after each step. `since` counts the steps after the settings were applied."""
+        memory = self._session.meter.memory
+        if since != SEGMENTS_CHECK_STEPS or not isinstance(memory, CudaMemory):
+            return
+        self._session.meter.read_memory()
+        self._judge(self._unused(memory))
+
+    def _unused(self, memory: CudaMemory) -> Unused:
+        window, beside = self._session.meter.window, memory.context_bytes
+        allocated = max(
+            window.forward_backward_bytes, window.optimizer_bytes, memory.allocated_peak_bytes()
+        )
+        return Unused(memory.current_bytes() - beside, allocated - beside)
+
+    def _judge(self, unused: Unused) -> None:
+        said, item = self._session.log, self._setting.ITEM
+        if segments_in_force(os.environ):
+            if unused.is_large:
+                said.skipped(item, f"from the next start on: with them {unused}")
+            self._want(not unused.is_large)
+            return
+        reason = self._refusal()
+        if reason is None and not unused.is_large:
+            reason = str(unused)
+        if reason is not None:
+            said.skipped(item, reason)
+        elif self._session.environment.settings.mode is OptimizeMode.RECOMMEND:
+            said.recommended(item, str(unused))
+        else:
+            said.note(item, f"from the next start on: {unused}")
+            self._want(True)
+
+    def _refusal(self) -> str | None:
+        if not self._session.features.allows(self._setting.NAME):
+            return "switched off"
+        return segments_refusal(os.environ)
+
+    def _want(self, wanted: bool) -> None:
+        tuner = self._model.first.tuner
+        if tuner is not None and tuner.applied.expandable_segments != wanted:
+            tuner.applied.expandable_segments = wanted
+            self._model.report()
+
+
+class LaterNumber:
+    """A tensor's single number as it is now, available on the host once the device has
+    computed it. Nothing waits for the device.
+    """
+
+    def __init__(self, tensor: torch.Tensor, events: DeviceEvents | None) -> None:
+        self._events = events
+        self._host, self._mark = tensor, None
+        if events is not None and tensor.is_cuda:
+            self._host = torch.empty((), dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor.detach().reshape(()), non_blocking=True)
+            self._mark = events.mark()
+
+    @property
+    def ready(self) -> bool:
+        return self._events is None or self._mark is None or self._events.happened(self._mark)
+
+    def value(self) -> float:
+        return float(self._host)
 
 
 @dataclass(slots=True)

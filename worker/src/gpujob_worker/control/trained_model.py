@@ -1,8 +1,10 @@
 """The model in training: its modules, its optimizers, and the settings that are applied to them."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -10,7 +12,7 @@ from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_worker.control.consensus import UNNUMBERED, Consensus
 from gpujob_worker.control.tuned_module import TunedModule, module_name
 from gpujob_worker.control.tuned_optimizers import TunedOptimizers
-from gpujob_worker.inject.compiled_parts import has_compiled_part
+from gpujob_worker.inject.activation_checkpointing import BlockCheckpoint
 from gpujob_worker.inject.ddp import number_of
 from gpujob_worker.inject.frozen import FrozenRoot
 from gpujob_worker.inject.grad_scaling import LossScale
@@ -131,7 +133,7 @@ class TrainedModel:
         unmodified.
         """
         tuned_before = self.known is not None or self.session.state.tuning_seconds is not None
-        if tuned_before or len(self.frozen) >= FROZEN_MAX or has_compiled_part(module):
+        if tuned_before or len(self.frozen) >= FROZEN_MAX or _has_compiled_part(module):
             return None
         root = FrozenRoot(module, lambda: any(root.inside for root in self.roots))
         name = module_name(root, self._met_frozen)
@@ -238,7 +240,7 @@ class TrainedModel:
     def script_compiles(self) -> bool:
         """True if the script compiles its model, a part of it, or functions around all models."""
         known = self.facts.compiles or (self.facts.compiles_functions and not self.modules)
-        return known or any(has_compiled_part(root.module) for root in self.roots)
+        return known or any(_has_compiled_part(root.module) for root in self.roots)
 
     @property
     def first_number(self) -> int:
@@ -421,3 +423,24 @@ def _raise_again(frozen: TunedModule, why: str) -> None:
     if frozen.is_lowered:
         frozen.drop(_PRECISION, frozen.log, f"rolled back{why}")
         frozen.put()
+
+
+def _has_compiled_part(module: torch.nn.Module) -> bool:
+    """Returns whether the script compiled the module or one inside it.
+
+    Such code would be compiled again under another setting.
+    """
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and any(
+        isinstance(part, dynamo.OptimizedModule) or _is_compiled_in_place(part)
+        for part in module.modules()
+    )
+
+
+def _is_compiled_in_place(module: torch.nn.Module) -> bool:
+    """Returns whether the script used the method `compile`.
+
+    Our roots and recomputed blocks take over calls in the same way, and do not count.
+    """
+    call = vars(module).get("_compiled_call_impl")
+    return call is not None and not isinstance(call, (Root, BlockCheckpoint))

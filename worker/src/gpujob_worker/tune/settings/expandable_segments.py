@@ -1,4 +1,4 @@
-"""Expandable segments of the caching allocator, for the next process (`control.segments`)."""
+"""Expandable segments of the caching allocator, for the next process (`control.rollback_guard`)."""
 
 from typing import Any
 
