@@ -14,7 +14,7 @@ from torch import nn
 from gpujob_worker.inject import activation_checkpointing
 from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
 from gpujob_worker.inject.blocks import repeated_blocks
-from gpujob_worker.tune.checkpointing_check import checkpointing_refusal
+from gpujob_worker.tune.settings.activation_checkpointing import checkpointing_refusal
 from tests.harness.blocks import Model, root_and_call
 from tests.harness.worker_process import run_worker
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpujob_worker.inject.attention import AttentionWatch
 from gpujob_worker.inject.attention_order import enabled_kernels, order_is_chosen
 from gpujob_worker.inject.surroundings import Surroundings
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
+from gpujob_worker.tune.settings.attention import AttentionWatch
 from tests.harness.imitated_gpu import installed
 
 FLASH, EFFICIENT = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION

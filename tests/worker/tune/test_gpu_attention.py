@@ -12,7 +12,6 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from gpujob_api.settings import AttentionKernel, Precision, Settings, TunedSettings
-from gpujob_worker.inject.attention import AttentionChoice
 from gpujob_worker.inject.attention_order import enabled_kernels
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.recorded_call import RecordedCall
@@ -21,6 +20,7 @@ from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.registry import apply_settings
+from gpujob_worker.tune.settings.attention import AttentionChoice
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.imitated_gpu import CostModel, GpuModel, ImitatedGpu, installed
 from tests.harness.worker_process import run_worker

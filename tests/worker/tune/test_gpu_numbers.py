@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from gpujob_api.settings import Settings
 from gpujob_worker.inject.call_inputs import CallInputs
-from gpujob_worker.inject.channels_last import ChannelsLast, sample_shapes
 from gpujob_worker.inject.guards import without_dropout
 from gpujob_worker.inject.recorded_call import RecordedCall
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
@@ -20,6 +19,7 @@ from gpujob_worker.probe import compare
 from gpujob_worker.probe.compare import closeness
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.tune.probe import RootProbe
+from gpujob_worker.tune.settings.channels_last import ChannelsLast, sample_shapes
 from gpujob_worker.tune.split_check import split_refusal
 from gpujob_worker.tune.trial import BFLOAT16, SAME_TYPE, AcceptanceRule, Trial
 from tests.harness.imitated_gpu import FAST_HALF, installed

@@ -12,15 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpujob_api.settings import AttentionKernel, Settings, TunedSettings
 from gpujob_worker.inject.activation_checkpointing import ActivationCheckpointing
-from gpujob_worker.inject.attention import (
-    AttentionChoice,
-    AttentionWatch,
-    attention_kernel,
-    candidates,
-)
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.call_settings import switched
-from gpujob_worker.inject.channels_last import ChannelsLast, sample_shapes
 from gpujob_worker.inject.process_flags import (
     ConvolutionAutotuning,
     Tf32,
@@ -34,6 +27,13 @@ from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.registry import apply_settings
+from gpujob_worker.tune.settings.attention import (
+    AttentionChoice,
+    AttentionWatch,
+    attention_kernel,
+    kernels_to_try,
+)
+from gpujob_worker.tune.settings.channels_last import ChannelsLast, sample_shapes
 from gpujob_worker.tune.trial import Trial
 from gpujob_worker.tune.tuner import Tuner
 from tests.harness.imitated_gpu import GpuModel
@@ -178,7 +178,7 @@ def test_a_kernel_chosen_around_the_whole_loop_stays(device: str) -> None:
 
 
 def test_the_kernel_of_a_gpu_leaves_the_others_allowed() -> None:
-    for kernel in candidates("cuda", {torch.bfloat16}):
+    for kernel in kernels_to_try("cuda", {torch.bfloat16}):
         with attention_kernel(kernel):
             assert torch.backends.cuda.math_sdp_enabled()
             assert torch.backends.cuda.mem_efficient_sdp_enabled()

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from gpujob_api.settings import AttentionKernel, Precision, TunedSettings
-from gpujob_worker.inject.attention import AttentionChoice
 from gpujob_worker.inject.call_settings import CallSetting
-from gpujob_worker.inject.channels_last import ChannelsLast
 from gpujob_worker.inject.process_flags import ConvolutionAutotuning, Tf32
 from gpujob_worker.inject.wrapped_module import RootPlan
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.registry import SETTINGS, keep_only, tuned
 from gpujob_worker.tune.setting import Setting
 from gpujob_worker.tune.settings import FEATURES, NAMES
+from gpujob_worker.tune.settings.attention import AttentionChoice
+from gpujob_worker.tune.settings.channels_last import ChannelsLast
 
 FULL = Applied(
     RootPlan(

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from gpujob_worker.inject.attention import candidates
 from gpujob_worker.inject.process_flags import Tf32, float32_products, tf32_refusal
 from gpujob_worker.probe.side_effects import no_trace
+from gpujob_worker.tune.settings.attention import kernels_to_try
 from tests.harness.imitated_gpu import GpuModel
 from tests.harness.worker_process import run_worker
 
@@ -71,9 +71,9 @@ def test_tries_run_in_the_contexts_of_the_call(gpu: GpuModel | None, tmp_path: P
 
 
 def test_kernels_that_take_no_float32_are_not_tried_for_it() -> None:
-    assert candidates("cuda", {torch.float32}) == ()
-    assert len(candidates("cuda", {torch.bfloat16, torch.float32})) == 3
-    assert len(candidates("cpu", {torch.float32})) == 1
+    assert kernels_to_try("cuda", {torch.float32}) == ()
+    assert len(kernels_to_try("cuda", {torch.bfloat16, torch.float32})) == 3
+    assert len(kernels_to_try("cpu", {torch.float32})) == 1
 
 
 LOOP = """
