@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpujob_worker.serving.failure_log import CHARACTERS_MAX, EVERY_SECONDS, FRAMES_MAX, FailureLog
+from gpujob_worker.serving.metered import CHARACTERS_MAX, EVERY_SECONDS, FRAMES_MAX, FailureLog
 from tests.worker.serving.test_metered import Clock
 
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from gpujob_api.serving import Accuracy
 from gpujob_worker.serving.backend import Tensors
-from gpujob_worker.serving.choosing.cases import cases
 from gpujob_worker.serving.choosing.difference import difference
 from gpujob_worker.serving.choosing.guard import (
     Noise,
     Reference,
     Verdict,
+    cases,
     judge,
     neighbour_problem,
     noise_of,
