@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gpujob_worker.inject.attention_order import enabled_kernels, order_is_chosen
-from gpujob_worker.inject.surroundings import Surroundings
+from gpujob_worker.inject.surroundings import Surroundings, enabled_kernels, order_is_chosen
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.tune.settings.attention import AttentionWatch
 from tests.harness.imitated_gpu import installed

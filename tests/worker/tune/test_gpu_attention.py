@@ -12,9 +12,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from gpujob_api.settings import AttentionKernel, Precision, Settings, TunedSettings
-from gpujob_worker.inject.attention_order import enabled_kernels
 from gpujob_worker.inject.call_inputs import CallInputs
 from gpujob_worker.inject.recorded_call import RecordedCall
+from gpujob_worker.inject.surroundings import enabled_kernels
 from gpujob_worker.inject.wrapped_module import Root, RootPlan
 from gpujob_worker.run.decision_log import DecisionLog
 from gpujob_worker.run.features import Features

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpujob_api.settings import AttentionKernel, TunedSettings
-from gpujob_worker.inject.attention_order import all_kernels_enabled, order_is_chosen
 from gpujob_worker.inject.call_settings import CallSetting
+from gpujob_worker.inject.surroundings import all_kernels_enabled, order_is_chosen
 from gpujob_worker.probe.side_effects import no_trace
 from gpujob_worker.tune.applied import Applied
 from gpujob_worker.tune.probe import RootProbe
