@@ -190,13 +190,12 @@ def _edits(random: Random, at: float, spec: Spec) -> tuple[tuple[float, Spec | N
 def _bounds(random: Random, replicas: Spec) -> Spec:
     """At times a service needs a gate from then on, or none any more."""
     minimum = random.choice([0, 1, 1, 2])
-    kept = {
-        key: value for key, value in replicas.items() if key != "parkAfterSeconds" or not minimum
-    }
     return {
         "stopAfterSeconds": 60,
         "coldStartSeconds": 120,
-        **kept,
+        **replicas,
+        # Only a service that may have no replica parks them. A merge patch needs the null.
+        **({"parkAfterSeconds": None} if minimum else {}),
         "minimum": minimum,
         "maximum": max(1, minimum) + random.choice([0, 1]),
     }
