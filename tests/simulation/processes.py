@@ -75,13 +75,21 @@ class Processes:
         self.misread: set[str] = set()
         # Whose pods a restore of the API server's data took away while their nodes were cut off.
         self._forgotten: set[str] = set()
+        # Attempts that were being ended from outside when the data were restored.
+        self._ended_before: set[tuple[str, int]] = set()
         api.recorders.append(self.observe)
         api.restored.append(self._restored)
 
     def _restored(self) -> None:
-        """Of these nobody knows, and nobody can ask: they run until their nodes are back."""
+        """Of these nobody knows, and nobody can ask: they run until their nodes are back.
+
+        Nor does anybody know of those that are being ended: the sign on their pods may be lost.
+        """
         self._forgotten |= {
             one.pod_uid for one in self._all() if self._api.find(Kind.POD, one.pod_uid) is None
+        }
+        self._ended_before |= {
+            (one.job_uid, one.attempt) for one in self._all() if one.sigterm_at is not None
         }
 
     def begins(self, worker: Worker) -> None:
@@ -179,6 +187,8 @@ class Processes:
             job.metadata.uid, job.status.attempt
         ):
             # Of an end without a word, an old report proves nothing.
+            return
+        if (job.metadata.uid, job.status.attempt) in self._ended_before:
             return
         if left:
             text = f"{job.metadata.key} Succeeded, attempt {job.status.attempt}"

@@ -32,6 +32,7 @@ class _Process:
     ended: bool = False
     begun: bool = True
     answered: bool = True
+    sigterm_at: float | None = None
     gpus: tuple[str, ...] = (GPU,)
 
     @property
@@ -260,6 +261,21 @@ def test_no_job_succeeded_that_was_not_done(scene: _Scene, *, done: bool) -> Non
         scene.done.add((job.metadata.uid, 1, 0))
     scene.put(with_status(job, phase=JobPhase.SUCCEEDED))
     assert scene.broken == ([] if done else ["I15"])
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_a_restore_may_take_the_sign_of_an_end_from_outside(
+    scene: _Scene, *, is_ended: bool
+) -> None:
+    job = running(make_job(), ("n0", (GPU,)))
+    scene.put(job)
+    sigterm_at = 3.0 if is_ended else None
+    worker = scene.start(job_uid=job.metadata.uid, attempt=1, sigterm_at=sigterm_at)
+    for restored in scene.api.restored:
+        restored()
+    worker.ended = True
+    scene.put(with_status(job, phase=JobPhase.SUCCEEDED))
+    assert scene.broken == ([] if is_ended else ["I15"])
 
 
 @pytest.mark.parametrize(("ages", "ends"), [(True, False), (False, True), (False, False)])

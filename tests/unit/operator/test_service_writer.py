@@ -303,6 +303,23 @@ def test_a_pod_without_its_owner_reference_is_still_its_replica() -> None:
         assert given.jobs[0].pod == expected
 
 
+def loop_of(stage: Stage, services: Callable[[], tuple[GPUService, ...]]) -> ServiceLoop:
+    """A loop without gates. A round begins only if it is woken."""
+    return ServiceLoop(
+        services=services,
+        snapshot=Snapshot,
+        plan=plan_services,
+        writer=stage.writer,
+        front=stage.front,
+        gates=GateSources(lambda: (), lambda service: ""),
+        parking=ParkingRequests(lambda: None),
+        may_act=lambda: stage.leads,
+        clock=lambda: T0,
+        sleep=lambda _: asyncio.sleep(0),
+        period_seconds=3600.0,
+    )
+
+
 async def test_a_round_decides_and_writes_only_with_services_and_the_lead(stage: Stage) -> None:
     rounds: list[int] = []
     services: list[GPUService] = []
@@ -352,17 +369,7 @@ async def test_a_deletion_without_an_answer_is_not_repeated_under_another_lead(
     )
     stage.kube.fail("delete", JOBS.plural)
     await stage.writer.write(removal, T0)
-    loop = ServiceLoop(
-        services=lambda: (stage.service,),
-        snapshot=Snapshot,
-        plan=plan_services,
-        writer=stage.writer,
-        front=stage.front,
-        gates=GateSources(lambda: (), lambda service: ""),
-        parking=ParkingRequests(lambda: None),
-        may_act=lambda: stage.leads,
-        clock=lambda: T0,
-    )
+    loop = loop_of(stage, lambda: (stage.service,))
     stage.leads = False
     await loop.round()
     stage.leads = True
@@ -381,19 +388,7 @@ async def test_a_round_begins_at_once_if_the_loop_is_woken(stage: Stage) -> None
             ended.set()
         return ()
 
-    loop = ServiceLoop(
-        services=services,
-        snapshot=Snapshot,
-        plan=plan_services,
-        writer=stage.writer,
-        front=stage.front,
-        gates=GateSources(lambda: (), lambda service: ""),
-        parking=ParkingRequests(lambda: None),
-        may_act=lambda: True,
-        clock=lambda: T0,
-        sleep=lambda _: asyncio.sleep(0),
-        period_seconds=3600.0,
-    )
+    loop = loop_of(stage, services)
     running = asyncio.create_task(loop.run())
     for _ in range(2):
         assert not ended.is_set()
