@@ -110,7 +110,7 @@ class Happenings:
     def _strip_owners(self, _: float) -> None:
         """Somebody edits the pods: no garbage collector will ever know whose they are.
 
-        What trains ends by itself; what serves would hold its GPU for ever, and is deleted.
+        A training ends by itself. A server would hold its GPU for ever, so its pod is deleted.
         """
         servers: list[Manifest] = []
         for pod in self._api.list(Kind.POD):

@@ -11,7 +11,7 @@ from gpujob_operator.decide.model.held_gpus import queue_of
 
 
 def sharing_groups(queues: Iterable[GPUQueue]) -> dict[str, str]:
-    """Returns the group of each queue. A queue without a sharing group is a group by itself."""
+    """Returns the group of each queue. A queue without a sharing group is its own group."""
     # Jobs may be in this queue even if no such object exists.
     groups = {DEFAULT_QUEUE: _alone(DEFAULT_QUEUE)}
     for queue in queues:
@@ -27,6 +27,7 @@ def group_of(job: GPUJob, groups: Mapping[str, str]) -> str:
 
 
 def may_share(job: GPUJob, other: GPUJob, groups: Mapping[str, str]) -> bool:
+    """Returns whether the two jobs may run on one GPU."""
     same_namespace = job.metadata.namespace == other.metadata.namespace
     return same_namespace or group_of(job, groups) == group_of(other, groups)
 

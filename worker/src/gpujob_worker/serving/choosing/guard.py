@@ -49,7 +49,7 @@ class Case:
 
 
 def cases(samples: int, sizes: tuple[int, ...]) -> Iterator[Case]:
-    """Yields the batches for so many calibration samples.
+    """Yields the batches for this number of calibration samples.
 
     They are single samples, and batches of every size, ragged, shuffled and of the whole set. Two
     batches of one size in a row have different rows, so that answers of the previous one show.
