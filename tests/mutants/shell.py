@@ -262,7 +262,7 @@ OBSERVES = (
     ),
     of_operator(
         "a pod speaks for any job of its name",
-        "observe/cache.py",
+        "observe/listers.py",
         "return job if job is not None and speaks_for(pod, job) else None",
         "return job",
         "test_cache.py",
