@@ -17,7 +17,7 @@ from gpujob_operator.port.gates import GateReceiver
 from gpujob_operator.port.pod_tokens import PodIdentity, claimed_identity
 from gpujob_operator.port.requests import BURST_MAX, TokenCheckFailed
 from gpujob_operator.telemetry.metrics import Metrics
-from tests.harness.builders import make_job
+from tests.harness.builders import make_job, running
 from tests.harness.clocks import FakeClock
 from tests.harness.pod_tokens import pod_token
 from tests.harness.services import UID, make_service
@@ -36,6 +36,10 @@ SERVICE = replace(
 TOKEN = pod_token(POD.namespace, POD.name, POD.uid)
 
 
+def replica_job(name: str) -> GPUJob:
+    return running(make_job(name, namespace=POD.namespace), ("n0", ("GPU-0",)))
+
+
 class Bench:
     """The receiver with one gate. Tokens are true unless their signature is `broken` or another."""
 
@@ -47,6 +51,7 @@ class Bench:
         self.speaks_for: PodIdentity | None = None
         # Whether replicas take requests, as far as they have reported.
         self.takes: dict[str, bool] = {}
+        self.jobs = {one.name: replica_job(one.name) for one in SERVICE.status.replicas}
         self.receiver = GateReceiver(
             self,
             self,
@@ -68,7 +73,7 @@ class Bench:
         return self.services.get(uid)
 
     def job_named(self, namespace: str, name: str) -> GPUJob | None:
-        return make_job(name, namespace=namespace)
+        return self.jobs.get(name) if namespace == POD.namespace else None
 
     async def check(self, token: str, source: str, *, from_its_pod: bool) -> PodIdentity | None:
         signature = token.rpartition(".")[2]
@@ -112,6 +117,13 @@ async def test_a_replica_takes_requests_as_its_own_report_says(bench: Bench) -> 
     """One that is about to park gets no more, and one that has woken gets them at once."""
     bench.takes = {"answers-aaaaaa-0": False, "answers-aaaaaa-1": True}
     assert await reply(bench) == GateReply(("10.0.0.8:8000", "[fd00::7]:8000"), 45)
+
+
+async def test_a_replica_that_is_gone_or_not_placed_takes_no_requests(bench: Bench) -> None:
+    """The service's status may be older: its write is late, or was refused."""
+    del bench.jobs["answers-aaaaaa-0"]
+    bench.jobs["answers-aaaaaa-2"] = make_job("answers-aaaaaa-2", namespace=POD.namespace)
+    assert await reply(bench) == GateReply((), 45)
 
 
 async def test_the_first_request_that_is_held_is_worth_a_round(bench: Bench) -> None:

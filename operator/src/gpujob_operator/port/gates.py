@@ -131,7 +131,10 @@ class GateReceiver:
         if not replica.address:
             return False
         job = self._gates.job_named(namespace, replica.name)
-        known = self._takes_requests(job) if job is not None else None
+        if job is None or job.status.placement is None:
+            # The status was written before the replica was removed, or replaced under its name.
+            return False
+        known = self._takes_requests(job)
         return replica.ready if known is None else known
 
 
