@@ -1,12 +1,13 @@
 """Whom the jobs of a queue wait for: those before them, and never another queue's borrowers."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.gpuqueue import GPUQueue
-from tests.harness.builders import make_gpu, make_gpu_node, make_job, make_queue, running
+from tests.harness.builders import MODEL, make_gpu, make_gpu_node, make_job, make_queue, running
 from tests.harness.queues import queues_of
 from tests.harness.world import SETTLE_MAX, World
 
@@ -187,3 +188,122 @@ def test_who_borrows_reclaims_nothing_because_another_has_ended() -> None:
     with state.simulate_removal([ended]):
         assert state.would_borrow(whole("next", queue="a"), 0)
     assert state.would_borrow(whole("next", queue="a"), 0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"suspend": True}, {"namespace": "stranger"}, {"gpus_per_worker": 9}],
+    ids=["suspended", "refused by its queue", "never fits"],
+)
+def test_an_entitled_job_does_not_wait_behind_one_that_cannot_start(fields: dict[str, Any]) -> None:
+    """Of two entitled jobs, the one of higher priority starts, whatever stands before it."""
+    queues = (
+        make_queue("org", gpus=4),
+        restricted(make_queue("a", gpus=1, parent="org"), "team"),
+        make_queue("b", gpus=1, parent="org"),
+    )
+    world = world_of(whole("b0", queue="b", gpus_per_worker=1), queues=queues, gpus=1)
+    world.tick()
+    first = whole("first", queue="a", priority=9, **{"gpus_per_worker": 2, **fields})
+    world.submit(first, whole("a1", queue="a", priority=5), whole("b1", queue="b"))
+    world.tick()
+    world.end("b0")
+    world.tick(60)
+    assert world.running() == {"a1"}
+
+
+def restricted(queue: GPUQueue, namespace: str) -> GPUQueue:
+    return replace(queue, spec=replace(queue.spec, namespaces=(namespace,)))
+
+
+# -- held quota
+
+LARGE = "NVIDIA H100"
+
+
+def two_models(*jobs: GPUJob, queues: tuple[GPUQueue, ...]) -> World:
+    """Four GPUs of each model."""
+    nodes = [
+        make_gpu_node(
+            f"n{model}",
+            *(make_gpu(f"GPU-{model}{n}", index=n, model=name) for n in range(4)),
+        )
+        for model, name in enumerate((MODEL, LARGE))
+    ]
+    return World(*jobs, gpu_nodes=nodes, queues=queues)
+
+
+def test_no_quota_is_held_for_a_job_whose_gpus_another_queue_has() -> None:
+    world = two_models(
+        whole("other", queue="b", gpus_per_worker=4, models=(LARGE,)),
+        whole("a0", queue="a", models=(MODEL,)),
+        queues=(make_queue("a", gpus=4), make_queue("b", gpus=4)),
+    )
+    world.tick()
+    world.submit(whole("gang", queue="a", workers=4, models=(LARGE,)))
+    world.tick(90)
+    world.submit(*(whole(f"a{n}", queue="a", models=(MODEL,), created=90) for n in (1, 2, 3)))
+    world.tick()
+    assert world.running() == {"other", "a0", "a1", "a2", "a3"}
+    world.end("other")
+    world.tick(60)
+    world.submit(whole("a4", queue="a", models=(MODEL,), created=150))
+    world.end("a0")
+    world.tick(60)
+    # Now the gang lacks nothing but what jobs of its own queue hold.
+    assert "is held for an earlier job" in world.why("a4")
+
+
+def test_quota_is_held_for_a_gang_whose_gpus_are_lent() -> None:
+    """Once its queue's small jobs have ended, it is entitled to what the borrower has."""
+    queues = (
+        make_queue("org", gpus=8),
+        make_queue("a", gpus=4, borrow=0, parent="org"),
+        make_queue("b", gpus=0, parent="org"),
+    )
+    world = two_models(
+        *(whole(f"b{n}", queue="b", models=(LARGE,)) for n in range(3)),
+        whole("a0", queue="a", models=(LARGE,)),
+        queues=queues,
+    )
+    world.tick()
+    world.submit(whole("gang", queue="a", workers=4, models=(LARGE,)))
+    world.tick(90)
+    world.submit(whole("a1", queue="a", models=(MODEL,), created=90))
+    world.tick()
+    assert "is held for an earlier job" in world.why("a1")
+    world.end("a0")
+    world.tick()
+    assert "gang" in world.running()
+
+
+# -- queues that go
+
+
+def test_what_jobs_of_a_deleted_queue_hold_is_given_back() -> None:
+    queues = (make_queue("org", gpus=2), make_queue("a", gpus=2, parent="org"))
+    lent = make_queue("b", gpus=0, parent="org")
+    world = world_of(whole("b0", queue="b"), whole("b1", queue="b"), queues=(*queues, lent), gpus=2)
+    world.tick()
+    world.snapshot = replace(world.snapshot, queues=queues)
+    world.tick(60)
+    assert world.running() == {"b0", "b1"}
+    world.stubborn = {"b0", "b1"}
+    world.submit(whole("a0", queue="a", created=60))
+    world.tick()
+    stops = [stop for name in ("b0", "b1") if (stop := world.status(name).stop) is not None]
+    assert [stop.reason for stop in stops] == ["Reclaimed"]
+    assert "queue b does not exist any more" in stops[0].message
+
+
+def test_a_queue_that_is_made_again_has_its_jobs_again() -> None:
+    world = world_of(*(whole(f"b{n}", queue="b") for n in range(2)), gpus=2)
+    world.tick()
+    org, a, b = world.snapshot.queues
+    world.snapshot = replace(world.snapshot, queues=(org, a))
+    world.tick()
+    again = replace(b, metadata=replace(b.metadata, uid="another"))
+    world.snapshot = replace(world.snapshot, queues=(org, a, again))
+    world.tick()
+    assert world.running() == {"b0", "b1"}
+    assert [one.status.reserved_gpus for one in world.snapshot.queues] == [0, 0, 2]

@@ -34,6 +34,7 @@ from gpujob_operator.decide.backfill.release_times import ReleaseTimes
 from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
+from gpujob_operator.decide.model.conditions import SCHEDULED, find
 from gpujob_operator.decide.model.configuration import Configuration, NodeAutoscaler
 from gpujob_operator.decide.model.grace import stop_seconds
 from gpujob_operator.decide.model.lanes import Lanes
@@ -323,7 +324,7 @@ class Admission:
             )
         victims = targets.victims if targets is not None else ()
         if not enough and not victims:
-            if self._is_starved(job):
+            if self._is_starved(job) and self._lacks_only_own(requirements, wait):
                 queues.hold_quota(job, wait.memory_bytes)
             return None
         stopped = [*leaving, *(victim.job for victim in victims)]
@@ -338,6 +339,12 @@ class Admission:
         if enough:
             return self.preemptor.awaiting(job, leaving)
         return self.preemptor.interrupt(requirements, victims)
+
+    def _lacks_only_own(self, requirements: JobRequirements, wait: Wait) -> bool:
+        """Returns whether the job lacks only quota and GPUs that jobs of its queue hold."""
+        if self.queues.is_kept_out_by_others(requirements.job, wait.memory_bytes):
+            return False
+        return wait.fits or self.preemptor.lacks_only_own_gpus(requirements)
 
     def _leaving_quota_of(self, job: GPUJob, memory_bytes: int) -> list[GPUJob]:
         """Returns jobs that are being stopped and will return quota that this job lacks."""
@@ -375,7 +382,7 @@ class Admission:
                 )
                 return self.preemptor.interrupt(requirements, targets.victims)
         if self._is_starved(requirements.job):
-            self._nominations.hold(nomination)
+            self._nominations.keep(nomination)
         return None
 
     def _fits_after_ends(self, requirements: JobRequirements) -> bool:
@@ -408,13 +415,22 @@ class Admission:
         return max((stop_seconds(job, self.configuration) for job in jobs), default=0.0)
 
     def _earliest_start(self, requirements: JobRequirements) -> Nomination | None:
-        """Returns the earliest start, computed only if the result can be used."""
-        acts = (
-            self._is_starved(requirements.job)
-            or self.preemptor.may_preempt(requirements)
-            or self.view.preemption_in_flight
-        )
+        """Returns the earliest start, computed only if the result can be used.
+
+        Jobs that only wait never use up the searches of those that may stop others.
+        """
+        may_preempt = self.preemptor.may_preempt(requirements) and not self.preemptor.exhausted
+        if may_preempt or self._awaits_victims(requirements.job):
+            return self._nominations.of(requirements)
+        acts = self._is_starved(requirements.job) or self.view.preemption_in_flight
         return self._nominations.next(requirements) if acts else None
+
+    def _awaits_victims(self, job: GPUJob) -> bool:
+        """Returns whether others are being, or were, stopped for the job."""
+        if not self.view.preemption_in_flight:
+            return False
+        shown = find(job.status, SCHEDULED)
+        return shown is not None and shown.reason == PendingReason.PREEMPTING
 
     def signature_of(self, job: GPUJob) -> Hashable:
         return self._requirements_of(job).scheduling_signature

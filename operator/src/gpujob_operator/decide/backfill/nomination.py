@@ -26,8 +26,9 @@ from gpujob_operator.decide.placement.requirements import JobRequirements
 READING_SECONDS = 5.0
 # How many pending jobs may have nominated GPUs.
 NOMINATIONS_MAX = 8
-# How many classes of jobs are searched in a cycle.
-CANDIDATES_MAX = 2
+# How many GPUs are read in a cycle to find candidates. At least `CANDIDATES_MIN` classes of jobs
+# are searched.
+CANDIDATE_GPUS_MAX, CANDIDATES_MIN = 64_000, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +105,23 @@ class Nominations:
     tenancy_of: Callable[[Capacity], Tenancy]
     configuration: Configuration
     _made: int = 0
+    _kept: int = 0
     _candidates: dict[Hashable, tuple[Candidates, ...]] = field(
         default_factory=dict[Hashable, tuple[Candidates, ...]]
+    )
+    _starts: dict[tuple[Hashable, int], Nomination | None] = field(
+        default_factory=dict[tuple[Hashable, int], Nomination | None]
     )
 
     @property
     def are_exhausted(self) -> bool:
-        return self._made >= NOMINATIONS_MAX
+        """True if nothing more is nominated for jobs that have waited for a long time."""
+        return max(self._made, self._kept) >= NOMINATIONS_MAX
 
     def next(self, requirements: JobRequirements) -> Nomination | None:
-        """Returns the earliest start of one more job, or None if a bound is reached."""
+        """Returns the earliest start of one more job that stops no others, or None if a bound is
+        reached.
+        """
         if self.are_exhausted:
             return None
         self._made += 1
@@ -123,9 +131,9 @@ class Nominations:
         """Returns the earliest start of the job. Its class is searched at most once a cycle."""
         signature = requirements.scheduling_signature
         if signature not in self._candidates:
-            if len(self._candidates) >= CANDIDATES_MAX:
-                return None
             capacity = self.assumed.capacity
+            if len(self._candidates) >= capacity.size.scans(CANDIDATE_GPUS_MAX, CANDIDATES_MIN):
+                return None
             self._candidates[signature] = candidates(
                 requirements,
                 self.tenancy_of(capacity),
@@ -133,13 +141,23 @@ class Nominations:
                 self.assumed.memo,
                 self.configuration,
             )
-        return earliest_start(
-            requirements,
-            self._candidates[signature],
-            self.releases,
-            self.assumed.nominated,
-            lambda: spread_limits(requirements, self.assumed.capacity),
-        )
+        # Nominated GPUs only become more during a cycle, so their number identifies them.
+        key = signature, len(self.assumed.nominated)
+        if key not in self._starts:
+            self._starts[key] = earliest_start(
+                requirements,
+                self._candidates[signature],
+                self.releases,
+                self.assumed.nominated,
+                lambda: spread_limits(requirements, self.assumed.capacity),
+            )
+        return self._starts[key]
+
+    def keep(self, nomination: Nomination) -> None:
+        """Holds the GPUs for a job that has waited for a long time, within the bound."""
+        if self._kept < NOMINATIONS_MAX:
+            self._kept += 1
+            self.hold(nomination)
 
     def hold(self, nomination: Nomination) -> None:
         """Keeps the GPUs from jobs that would not end in time."""

@@ -130,12 +130,23 @@ class NodeCapacity:
         return None
 
 
+# A cycle scans all GPUs at most this often for one purpose, however few GPUs there are.
+SCANS_MAX = 64
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterSize:
     """The numbers of GPUs and of bytes of GPU memory in the cluster."""
 
     gpus: int
     memory_bytes: int
+
+    def scans(self, gpus_max: int, least: int) -> int:
+        """Returns how many scans of the cluster read at most `gpus_max` GPUs together.
+
+        The result is at least `least` and at most `SCANS_MAX`.
+        """
+        return max(least, min(gpus_max // max(self.gpus, 1), SCANS_MAX))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
 lives for one cycle, so thousands of pending jobs share one scan of the running jobs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -26,6 +26,7 @@ from gpujob_operator.decide.preemption.victims import (
     PreemptionTargets,
     Victim,
     all_reschedulable,
+    can_be_freed,
     is_preemptible,
     pays_off,
     select_victims,
@@ -46,8 +47,9 @@ from gpujob_operator.decide.queue.quota import QuotaState
 # Jobs that were preempted `preemptions_max` times, that are being stopped already, or whose node
 # does not respond are never candidates.
 
-# The number of searches for victims in a cycle. Each search reads every GPU.
-SEARCHES_MAX = 4
+# How many GPUs are read in a cycle to find victims. Each search reads every GPU, and at least
+# `SEARCHES_MIN` searches are made.
+SEARCHED_GPUS_MAX, SEARCHES_MIN = 32_000, 4
 # The reason of a job whose attempt is over. Its GPUs are free in the next cycle.
 ENDED = "Ended"
 
@@ -73,6 +75,11 @@ class Preemptor:
     # UIDs of the jobs for which attempts are stopped.
     beneficiaries: set[str] = field(default_factory=set[str])
     _costs: dict[str, float] = field(default_factory=dict[str, float])
+    # Classes of jobs, with their rights, for which no victims were found in this cycle. Capacity
+    # only shrinks and stopped jobs are no victims any more, so none are found later in the cycle.
+    _without_victims: set[Hashable] = field(default_factory=set[Hashable])
+    # Whether jobs of a class fit on GPUs without the other jobs of their queue.
+    _fitting_alone: dict[Hashable, bool] = field(default_factory=dict[Hashable, bool])
     _searches: int = 0
     _looks_after_ends: int = 0
     _stopping: list[GPUJob] | None = None
@@ -80,7 +87,11 @@ class Preemptor:
     @property
     def exhausted(self) -> bool:
         """True if no more victims are searched for in this cycle."""
-        return self._searches >= SEARCHES_MAX
+        return self._searches >= self._searches_max
+
+    @property
+    def _searches_max(self) -> int:
+        return self.assumed.capacity.size.scans(SEARCHED_GPUS_MAX, SEARCHES_MIN)
 
     def targets_in_quota(
         self, requirements: JobRequirements, memory_bytes: int, *, fits: bool
@@ -93,6 +104,14 @@ class Preemptor:
         if self.exhausted or not self.may_preempt(requirements):
             return None
         self._searches += 1
+        targets = self._in_quota(requirements, memory_bytes, fits=fits)
+        if targets is None:
+            self._without_victims.add(_class_of(requirements))
+        return targets
+
+    def _in_quota(
+        self, requirements: JobRequirements, memory_bytes: int, *, fits: bool
+    ) -> PreemptionTargets | None:
         job, root = requirements.job, self.queues.root(requirements.job.spec.queue)
         candidates = {
             uid: victim
@@ -201,7 +220,8 @@ class Preemptor:
         """
         if self.exhausted or not self._is_let_in(requirements.job):
             return None
-        victims = self._victims(requirements)
+        known = _class_of(requirements) in self._without_victims
+        victims = self._victims(requirements) if not known else {}
         if victims:
             # No job is stopped if the GPUs of attempts that ended by themselves suffice.
             ended = {one.metadata.uid: Victim(one, ENDED, 0.0) for one in self.view.ended}
@@ -210,14 +230,38 @@ class Preemptor:
             targets = self._selected(requirements, victims)
             if targets is not None:
                 return targets
+            self._without_victims.add(_class_of(requirements))
         return self._consolidation(requirements, start_seconds)
+
+    def lacks_only_own_gpus(self, requirements: JobRequirements) -> bool:
+        """Returns whether the job would fit on GPUs if no other job of its queue ran.
+
+        Jobs that it could have stopped then, and jobs that leave anyway, count as gone. Returns
+        True if no more searches are made in this cycle.
+        """
+        known = _class_of(requirements)
+        if known not in self._fitting_alone:
+            if self.exhausted:
+                return True
+            self._searches += 1
+            self._fitting_alone[known] = self._fits_alone(requirements)
+        return self._fitting_alone[known]
+
+    def _fits_alone(self, requirements: JobRequirements) -> bool:
+        queues, name = self.queues, requirements.job.spec.queue
+        own = [job for job in self.view.running.values() if queues.queue_of(job) == name]
+        gone = [*own, *self.being_preempted(queues.root(name))]
+        with queues.simulate_removal(own):
+            leaving = self._victims(requirements)
+        leaving |= {job.metadata.uid: Victim(job, ENDED, 0.0) for job in gone}
+        return can_be_freed(requirements, self.assumed, leaving, self.configuration)
 
     def gpus_after_ends(self, requirements: JobRequirements) -> frozenset[Place] | None:
         """Returns the GPUs on which the job fits after the attempts that have ended leave them.
 
         Returns None if it does not fit.
         """
-        if self._looks_after_ends >= SEARCHES_MAX:
+        if self._looks_after_ends >= self._searches_max:
             return None
         self._looks_after_ends += 1
         ended = {job.metadata.uid: Victim(job, "", 0.0) for job in self.view.ended}
@@ -259,10 +303,11 @@ class Preemptor:
     def may_preempt(self, requirements: JobRequirements) -> bool:
         """Returns whether a running job could be preempted for this job.
 
-        It is called for every pending job.
+        It is called for every pending job. Returns False if a search for victims failed in this
+        cycle, for this job or another one of its class.
         """
         job = requirements.job
-        if not self._is_let_in(job):
+        if not self._is_let_in(job) or _class_of(requirements) in self._without_victims:
             return False
         lowest = self.view.lowest_priorities.get(job.spec.queue)
         if lowest is not None and job.spec.priority > self.queues.capped(lowest, job.spec.queue):
@@ -374,5 +419,13 @@ class Preemptor:
             return f"priority {job.spec.priority} over {self.queues.priority_of(victim.job)}"
         if victim.reason == RECLAIMED:
             queue = self.queues.queue_of(victim.job)
+            if queue not in self.queues.by_name:
+                return f"queue {queue} does not exist any more"
             return f"queue {queue} borrows quota of queue {job.spec.queue}"
         return "it fits on other GPUs"
+
+
+def _class_of(requirements: JobRequirements) -> Hashable:
+    """Returns the class of jobs that fit together and may stop the same jobs."""
+    job = requirements.job
+    return requirements.scheduling_signature, job.spec.queue, job.spec.priority

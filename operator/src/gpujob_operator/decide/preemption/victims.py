@@ -102,6 +102,22 @@ def select_victims(
     return best
 
 
+def can_be_freed(
+    requirements: JobRequirements,
+    assumed: AssumedCapacity,
+    leaving: Mapping[str, Victim],
+    configuration: Configuration,
+) -> bool:
+    """Returns whether the job would fit without all of these jobs, however many they are."""
+    for model in assumed.capacity.models(requirements.job.spec.gpu.models):
+        limits = spread_limits(requirements, assumed.capacity)
+        places = _places(requirements, model, assumed, leaving, configuration)
+        apart = sum(take_apart(place.node, limits) for place in places)
+        if apart >= requirements.job.spec.workers:
+            return True
+    return False
+
+
 def all_reschedulable(
     targets: PreemptionTargets,
     assumed: AssumedCapacity,

@@ -23,13 +23,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gpujob_api.gpujob import GPUJob
 from gpujob_operator.decide.capacity.cluster import ClusterSize
+from gpujob_operator.decide.model.conditions import SCHEDULED, find
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.queue.pending import Keyed, OrderedQueues, Pending
 from gpujob_operator.decide.queue.quota import QuotaState
 
 # Last reasons of jobs that do not fit on the GPUs of the cluster.
 _HOPELESS = (PendingReason.UNSATISFIABLE, PendingReason.NEEDS_NEW_NODE)
+# Shown reasons of jobs that cannot start for a while, and whose waiting time counts.
+_NOT_NOW = (PendingReason.BACKING_OFF, PendingReason.PREVIOUS_ATTEMPT_TERMINATING)
 
 MemoryOf = Callable[[Pending], int]
 
@@ -179,6 +183,8 @@ class QueueHeads:
     def _is_hopeless(self, head: Keyed) -> bool:
         """Returns whether the job could not start even if no other job of its queue ran."""
         last_reason = head.pending.last_reason
+        if _is_ineligible(head.pending.job) or self.queues.refusal(head.pending.job):
+            return True
         if last_reason is not None and last_reason.reason in _HOPELESS:
             return True
         job, memory_bytes = head.pending.job, self.memory_of(head.pending)
@@ -221,7 +227,26 @@ def _comes_first(one: Keyed, other: Keyed) -> bool:
     return _awaits_victims(one) and one.key < other.key
 
 
+def _is_ineligible(job: GPUJob) -> bool:
+    """Returns whether the job could not start now, whatever ran.
+
+    For some reasons, that is as its condition shows it.
+    """
+    if job.spec.suspend or job.status.held_back_since is not None:
+        return True
+    shown = find(job.status, SCHEDULED)
+    return shown is not None and shown.reason in _NOT_NOW
+
+
 def _awaits_victims(head: Keyed) -> bool:
-    """Returns whether others are being, or were, stopped so that the job can start."""
-    last_reason = head.pending.last_reason
-    return last_reason is not None and last_reason.reason == PendingReason.PREEMPTING
+    """Returns whether others are being, or were, stopped so that the job can start.
+
+    A job that waits for others that stop for a reason of their own has its usual turn. With an
+    earlier one, it would choose before the jobs that it lets pass now, and the jobs would take
+    turns.
+    """
+    job, last_reason = head.pending.job, head.pending.last_reason
+    if last_reason is None or last_reason.reason != PendingReason.PREEMPTING:
+        return False
+    stopped = job.status.others_stopped
+    return stopped is not None and stopped.attempt == job.status.attempt

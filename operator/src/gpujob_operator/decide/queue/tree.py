@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpujob_api.gpuqueue import GPUQueue, Quota
+from gpujob_api.gpuqueue import DEFAULT_QUEUE, GPUQueue, Quota
 
 
 class Bounds(NamedTuple):
@@ -34,7 +34,7 @@ _NOTHING = Bounds(0)
 
 @dataclass(slots=True)
 class QueueTree:
-    """The tree of the queues. Queues that do not exist count as roots without bounds."""
+    """The tree of the queues. Queues that do not exist count as roots."""
 
     by_name: Mapping[str, GPUQueue]
     # Problems of the queues whose parent does not count.
@@ -80,9 +80,10 @@ class QueueTree:
     def nominal(self, name: str) -> Bounds:
         """Returns what the queue and all queues below it may always have.
 
-        A None has no own quota.
+        A None has no own quota. A queue that was deleted while its jobs run is promised nothing.
         """
-        return self._nominal.get(name, Bounds())
+        nobody = not self.by_name or name in ("", DEFAULT_QUEUE)
+        return self._nominal.get(name, Bounds() if nobody else _NOTHING)
 
     def limit(self, name: str) -> Bounds:
         """Returns the most that the queue and all queues below it may have.
