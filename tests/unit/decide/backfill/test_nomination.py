@@ -117,9 +117,11 @@ def test_a_claim_is_where_jobs_end_first() -> None:
         left(running(make_job("b"), ("n0", ("GPU-1",)), held=reserve(20 * GIB)), 1000),
         running(make_job("c"), ("n0", ("GPU-2",)), held=reserve(GIB)),
     ]
-    assert claim_of(make_job(), *busy, gpus=gpus) == Nomination(on_n0("GPU-1"), 100.0)
+    assert claim_of(make_job(), *busy, gpus=gpus) == Nomination(
+        on_n0("GPU-1"), 100.0, is_estimated=True
+    )
     both = claim_of(make_job(gpus_per_worker=2), *busy, gpus=gpus)
-    assert both == Nomination(on_n0("GPU-0", "GPU-1"), 300.0)
+    assert both == Nomination(on_n0("GPU-0", "GPU-1"), 300.0, is_estimated=True)
     everything = claim_of(make_job(gpus_per_worker=3), *busy, gpus=gpus)
     assert everything is not None
     assert everything.start_seconds == inf
@@ -139,7 +141,7 @@ def test_only_as_many_must_go_as_are_in_the_way() -> None:
         left(running(make_job("a"), held=reserve(10 * GIB, utilization_percent=5)), 5000),
         left(running(make_job("b"), held=reserve(12 * GIB, utilization_percent=5)), 2000),
     ]
-    assert claim_of(small, *tenants) == Nomination(on_n0("GPU-0"), 200.0)
+    assert claim_of(small, *tenants) == Nomination(on_n0("GPU-0"), 200.0, is_estimated=True)
 
 
 def test_who_is_being_stopped_is_named_and_gone_at_its_deadline() -> None:

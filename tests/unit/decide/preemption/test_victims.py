@@ -177,6 +177,21 @@ def test_nobody_is_interrupted_for_room_that_comes_by_itself() -> None:
     assert world.running() == {"high"}
 
 
+@pytest.mark.parametrize("steps_ahead", [1, 200])
+def test_a_job_that_is_always_about_to_end_is_interrupted_in_the_end(steps_ahead: int) -> None:
+    """Some scripts know no more steps than those of the present epoch."""
+    world = World(whole("low"), gpu_nodes=nodes(1))
+    world.tick()
+    world.submit(whole("high", priority=5))
+    for second in range(20, 400, 20):
+        step = 100 * second
+        world.change("low", measurement=measured(4 * GIB, step=step), observed_at=world.now)
+        world.snapshot = _with_steps(world, "low", step + steps_ahead)
+        assert world.running() == {"low"} or second > 300
+        world.tick(20)
+    assert world.running() == {"high"}
+
+
 def _with_steps(world: World, name: str, total: int) -> Any:
     measurement = world.status(name).measurement
     assert measurement is not None

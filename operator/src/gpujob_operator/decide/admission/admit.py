@@ -57,6 +57,9 @@ from gpujob_operator.decide.queue.pending import (
 )
 from gpujob_operator.decide.queue.quota import QuotaState
 
+# A job that has waited this many times `preemption_wait_seconds` stops others although they are
+# expected to end within that time.
+BELIEVED_WAITS = 10
 # Karpenter puts one of these labels on every node that it adds.
 _KARPENTER_LABELS = ("karpenter.sh/nodepool", "karpenter.sh/provisioner-name")
 
@@ -226,8 +229,11 @@ class Admission:
             # Nothing is preempted or nominated for pods that may be refused again.
             return self._status.step(entry.job, refused, self)
         self._position += 1
+        before = self._state()
         wait = self._without_capacity(requirements, found)
-        self._remember_refusal(entry, requirements, wait)
+        if self._state() == before:
+            # Else what is held for this job may be what the next one of its class lacks.
+            self._remember_refusal(entry, requirements, wait)
         return self._status.step(entry.job, wait, self)
 
     def _next_attempt(self, job: GPUJob) -> int:
@@ -373,7 +379,7 @@ class Admission:
             self._nominations.hold(nomination)
             self._claim(requirements, jobs)
             return self.preemptor.awaiting(requirements.job, jobs)
-        if nomination.start_seconds > self.configuration.preemption_wait_seconds:
+        if not self._comes_by_itself(requirements.job, nomination):
             targets = self.preemptor.targets_on_gpus(requirements, nomination.start_seconds)
             if targets is not None:
                 self._claim(requirements, [victim.job for victim in targets.victims])
@@ -384,6 +390,17 @@ class Admission:
         if self._is_starved(requirements.job):
             self._nominations.keep(nomination)
         return None
+
+    def _comes_by_itself(self, job: GPUJob, nomination: Nomination) -> bool:
+        """Returns whether the job can start soon without stopping others.
+
+        Jobs that are always about to end, by what they report, are not believed for long.
+        """
+        wait_seconds = self.configuration.preemption_wait_seconds
+        if nomination.start_seconds > wait_seconds:
+            return False
+        is_late = waited_seconds(job, self.now) > BELIEVED_WAITS * wait_seconds
+        return not (nomination.is_estimated and is_late)
 
     def _fits_after_ends(self, requirements: JobRequirements) -> bool:
         """Returns whether the job will fit in the next cycle, on GPUs of attempts that have just

@@ -36,13 +36,15 @@ class Nomination:
     """The GPUs, and the seconds until the job could start on them. Infinity: unknown.
 
     `being_preempted` has the jobs on them that are being stopped. The job certainly cannot start
-    there for `closed_seconds`, even if its start is unknown.
+    there for `closed_seconds`, even if its start is unknown. `is_estimated` means that the start
+    depends on how long jobs are expected to run.
     """
 
     gpus: frozenset[Place]
     start_seconds: float
     being_preempted: tuple[str, ...] = ()
     closed_seconds: float = 0.0
+    is_estimated: bool = False
 
     @property
     def not_before_seconds(self) -> float:
@@ -76,12 +78,14 @@ def earliest_start(
     readings = [READING_SECONDS for candidate in best if candidate.awaiting_reading]
     starts = [candidate.soon.at - releases.now_seconds for candidate in best]
     start_seconds = max(starts[-1], *readings, 0.0)
+    being_preempted = tuple(sorted(uid for uid in tenants if releases.stopping(uid)))
     known = max([one for one in starts if one < inf], default=0.0)
     return Nomination(
         gpus=frozenset(place for candidate in best for place in candidate.places),
         start_seconds=start_seconds,
-        being_preempted=tuple(sorted(uid for uid in tenants if releases.stopping(uid))),
+        being_preempted=being_preempted,
         closed_seconds=max(known, 0.0) if start_seconds == inf else 0.0,
+        is_estimated=len(being_preempted) < len(tenants),
     )
 
 
