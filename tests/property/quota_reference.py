@@ -17,7 +17,10 @@ class Reference:
     # -- the tree
 
     def parent(self, name: str) -> str | None:
-        """None also if the parent does not exist, or the parents go in a circle."""
+        """None also if the parent does not exist, or the parents go in a circle. A queue that was
+        deleted has none either."""
+        if name not in self.queues:
+            return None
         parent = self.queues[name].spec.parent
         return None if parent not in self.queues or self.is_in_circle(name) else parent
 
@@ -46,6 +49,8 @@ class Reference:
     # -- what is promised and allowed
 
     def nominal(self, name: str) -> int | None:
+        if name not in self.queues:
+            return 0
         nominal = self.queues[name].spec.nominal.gpus
         return 0 if nominal is None and self.is_broken(name) else nominal
 

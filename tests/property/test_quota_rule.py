@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, SharingMode
-from gpujob_api.gpuqueue import GPUQueue
+from gpujob_api.gpuqueue import GPUQueue, Quota
 from gpujob_api.quantities import FleetMemory
 from gpujob_operator.decide.model.held_gpus import holds_gpus
 from gpujob_operator.decide.model.plan import WriteStatus
@@ -22,7 +22,6 @@ from tests.harness.builders import (
     make_gpu_node,
     make_job,
     make_pods,
-    make_queue,
     make_snapshot,
     reserve,
     running,
@@ -121,6 +120,35 @@ def _answers_by_the_rule(
             assert state.can_be_reclaimed_for(other, name) == given_back, (other, name)
 
 
+@settings(max_examples=100)
+@given(trees(), sizes(12), st.integers(1, 3))
+def test_memory_counts_as_gpus_do(
+    queues: tuple[GPUQueue, ...], wanted: list[tuple[str, int]], gpus: int
+) -> None:
+    """The same arithmetic, of the other kind: each GPU is reserved with one byte. A queue without a
+    parent that counts has no GPUs whatever memory it has, so there are none of these.
+    """
+    reference = reference_of(queues)
+    assume(not any(reference.is_broken(name) for name in reference.queues))
+    jobs = [
+        replace(job, status=replace(job.status, reservation=reserve(1)))
+        for job in held_by(queues, wanted)
+    ]
+    state = queues_of([of_memory(queue) for queue in queues], jobs)
+    _answers_by_the_rule(state, reference, use_of(jobs), gpus)
+
+
+def of_memory(queue: GPUQueue) -> GPUQueue:
+    """The queue with as many bytes of quota as it has GPUs."""
+
+    def bytes_of(quota: Quota) -> Quota:
+        return Quota(gpu_memory=None if quota.gpus is None else FleetMemory(quota.gpus))
+
+    spec = queue.spec
+    nominal, limit = bytes_of(spec.nominal), bytes_of(spec.borrowing_limit)
+    return replace(queue, spec=replace(spec, nominal=nominal, borrowing_limit=limit))
+
+
 @settings(max_examples=150)
 @given(trees(), sizes(8), st.sampled_from(NAMES), st.integers(1, 3))
 def test_a_job_is_placed_or_reclaims_or_waits_as_the_rule_says(
@@ -189,31 +217,3 @@ def test_worlds_come_to_rest_within_their_quotas(
         promised = reference.is_promised_any(name)
         assert not (promised and reference.is_entitled(name, wanted_gpus, use)), job.metadata.name
     assert sum(job.status.counters.preemptions for job in held + waiting) <= len(first)
-
-
-def test_memory_counts_as_gpus_do() -> None:
-    """The same arithmetic, of the other kind."""
-    queues = tuple(
-        replace(
-            queue,
-            spec=replace(
-                queue.spec,
-                nominal=replace(queue.spec.nominal, gpus=None, gpu_memory=FleetMemory(memory)),
-            ),
-        )
-        for queue, memory in (
-            (make_queue("p"), 4),
-            (make_queue("x", parent="p"), 2),
-            (make_queue("y", parent="p"), 0),
-        )
-    )
-    jobs = [
-        running(make_job(f"y{n}", queue="y"), ("n0", (f"GPU-{n}",)), held=reserve(1))
-        for n in range(4)
-    ]
-    state = queues_of(queues, jobs)
-    assert state.quota_shortfall(make_job(queue="x"), 1)
-    assert state.fits_in_nominal(make_job(queue="x"), 2)
-    assert not state.fits_in_nominal(make_job(queue="x"), 3)
-    assert state.can_be_reclaimed_for("y", "x")
-    assert not state.can_be_reclaimed_for("x", "y")
