@@ -171,6 +171,9 @@ def is_owed(world: Edited, job: GPUJob) -> bool:
         return False
     if not reference.is_entitled(name, 1, use):
         return False
+    if "for an earlier job" in world.why(job.metadata.name):
+        # Its GPUs are nominated, or its quota is held, for a job that comes first.
+        return False
     models = job.spec.gpu.models or (MODEL, LARGE)
     return any(
         reference.gives_back(other.status.queue or other.spec.queue, name, use)

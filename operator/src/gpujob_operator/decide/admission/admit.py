@@ -46,7 +46,10 @@ from gpujob_operator.decide.model.waiting_time import waited_seconds
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.diagnosis import Diagnosis
-from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
+from gpujob_operator.decide.placement.gpu_filter import (
+    least_reservation_bytes,
+    reservations_bytes,
+)
 from gpujob_operator.decide.placement.requirements import CycleView, JobRequirements
 from gpujob_operator.decide.preemption.preemptor import Departures, Preemptor
 from gpujob_operator.decide.queue.heads import QueueHeads
@@ -96,6 +99,8 @@ class Admission:
     _nominations: Nominations = field(init=False)
     _refused: RefusedClasses = field(default_factory=RefusedClasses)
     _held: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+    # Requirements of jobs whose queue bounds GPU memory, by UID.
+    _on_models_of: dict[str, JobRequirements] = field(default_factory=dict[str, JobRequirements])
     _position: int = 0
     _lines: OrderedQueues = field(default_factory=dict[str, Sequence[Keyed]])
 
@@ -260,6 +265,22 @@ class Admission:
         return Wait(refused.reason, message, next_seconds=left or None)
 
     def _place(self, requirements: JobRequirements) -> Assignment | Wait:
+        """Returns the job's placement within its quota, or why it waits."""
+        found = self._placed_on(requirements)
+        if isinstance(found, Assignment):
+            return found
+        if found.fits:
+            # A model that it likes less may be within the quota.
+            other = self._on_models(requirements, self._is_within_quota)
+            placed_on = self._placed_on(other) if other is not requirements else found
+            return placed_on if isinstance(placed_on, Assignment) else found
+        models = requirements.models_within_quota
+        if models is None:
+            return found
+        note = f"; queue {requirements.job.spec.queue} has quota for {', '.join(models)} only"
+        return replace(found, note=note)
+
+    def _placed_on(self, requirements: JobRequirements) -> Assignment | Wait:
         length = (
             self.releases.expected_run_seconds(requirements.job) if self.assumed.nominated else inf
         )
@@ -458,7 +479,35 @@ class Admission:
     # -- the job's status
 
     def _requirements_of(self, job: GPUJob) -> JobRequirements:
-        return self.view.requirements_of(job.metadata.uid).at(self.now)
+        found = self.view.requirements_of(job.metadata.uid).at(self.now)
+        most_bytes = self.queues.memory_limit_bytes(job.spec.queue)
+        if most_bytes is None:
+            return found
+        uid = job.metadata.uid
+        if uid not in self._on_models_of:
+            gpus = job.spec.gpus
+            self._on_models_of[uid] = self._on_models(
+                found, lambda _, each_bytes: gpus * each_bytes <= most_bytes
+            )
+        return self._on_models_of[uid]
+
+    def _on_models(
+        self, requirements: JobRequirements, has_quota: Callable[[GPUJob, int], bool]
+    ) -> JobRequirements:
+        """Returns the requirements for those models only on which the reservation has quota.
+
+        Returns the same object if none has quota, or all have.
+        """
+        held = reservations_bytes(requirements, self.assumed.capacity, self.configuration)
+        models = tuple(
+            model for model, each_bytes in held.items() if has_quota(requirements.job, each_bytes)
+        )
+        if not models or len(models) == len(held):
+            return requirements
+        return replace(requirements, models_within_quota=models)
+
+    def _is_within_quota(self, job: GPUJob, each_bytes: int) -> bool:
+        return not self.queues.quota_shortfall(job, each_bytes)
 
     def _memory_bytes(self, entry: Pending) -> int:
         return (

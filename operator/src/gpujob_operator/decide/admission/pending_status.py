@@ -52,10 +52,13 @@ class Wait:
     memory_bytes: int = 0
     # Whether the job fits on GPUs, if only quota is missing.
     fits: bool = False
+    # Follows the text.
+    note: str = ""
 
     @property
     def message(self) -> str:
         text = self.text if isinstance(self.text, str) else self.text.message
+        text += self.note
         return NEW_NODE + text if self.reason is PendingReason.NEEDS_NEW_NODE else text
 
 

@@ -111,7 +111,7 @@ def candidates(
     `tenancy` must be that of `capacity`, and `memo` must belong to the same nodes.
     """
     found: list[Candidates] = []
-    for model in capacity.models(requirements.job.spec.gpu.models):
+    for model in requirements.models(capacity):
         request = resolve(requirements, model, capacity, configuration)
         fits = _ever_fits(request, tenancy, memo)
         count, can = _departures_needed(request, tenancy, capacity.law(model))

@@ -67,7 +67,7 @@ def assign(
         return known
     fitting: list[Assignment] = []
     diagnoses: list[Diagnosis] = []
-    for model in assumed.capacity.models(requirements.job.spec.gpu.models):
+    for model in requirements.models(assumed.capacity):
         found = _assign_on_model(requirements, model, assumed, configuration, backfill=backfill)
         if isinstance(found, Diagnosis):
             diagnoses.append(found)

@@ -6,7 +6,7 @@ The arrays of `packing` and the columns of `backfill.earliest_start` implement t
 from collections.abc import Set
 from dataclasses import replace
 
-from gpujob_operator.decide.capacity.cluster import GPUCapacity, has_external_use
+from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, has_external_use
 from gpujob_operator.decide.capacity.slowdown_law import summed_utilization_limit_percent
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.packing.party import may_join
@@ -89,9 +89,16 @@ def least_reservation_bytes(
     requirements: JobRequirements, assumed: AssumedCapacity, configuration: Configuration
 ) -> int:
     """Returns the job's smallest reservation on a GPU, over the models that it accepts."""
-    capacity = assumed.capacity
-    held: list[int] = []
-    for model in capacity.models(requirements.job.spec.gpu.models):
+    held = reservations_bytes(requirements, assumed.capacity, configuration)
+    return min(held.values(), default=0)
+
+
+def reservations_bytes(
+    requirements: JobRequirements, capacity: Capacity, configuration: Configuration
+) -> dict[str, int]:
+    """Returns the job's reservation on a GPU of each model that it accepts."""
+    held: dict[str, int] = {}
+    for model in requirements.models(capacity):
         wanted = resolve(requirements, model, capacity, configuration).wanted
-        held.append(capacity.largest[model] if wanted is None else wanted.memory_bytes)
-    return min(held, default=0)
+        held[model] = capacity.largest[model] if wanted is None else wanted.memory_bytes
+    return held

@@ -77,11 +77,18 @@ class JobRequirements:
     party: Party = ANYBODY
     # Why it uses no spot nodes although it prefers them.
     kept_off_spot: Unprotected | None = None
+    # GPU models on which its queue has quota for it. None: all that the job accepts.
+    models_within_quota: tuple[str, ...] | None = None
 
     @property
     def spot(self) -> SpotPolicy:
         """The spot policy by which the job is placed."""
         return SpotPolicy.NEVER if self.kept_off_spot else self.job.spec.spot.policy
+
+    def models(self, capacity: Capacity) -> list[str]:
+        """Returns the cluster's GPU models on which the job may be placed."""
+        accepted, within = capacity.models(self.job.spec.gpu.models), self.models_within_quota
+        return accepted if within is None else [one for one in accepted if one in within]
 
     def at(self, now: datetime) -> "JobRequirements":
         """Returns the requirements at this time, without expired refusals of nodes."""
@@ -152,6 +159,7 @@ class JobRequirements:
             self.template_spread,
             self.party,
             (job.spec.workers, job.spec.gpus_per_worker, job.spec.gpu.models),
+            self.models_within_quota,
             (sharing.mode.value, sharing.max_slowdown_percent),
             _known(self.profile.status.entries) if self.profile is not None else None,
             (measured.memory_bytes, measured.utilization_percent, measured.device, self.measured)

@@ -88,7 +88,7 @@ def select_victims(
     4. Check the result against the capacity, and spare victims that are not needed.
     """
     best: PreemptionTargets | None = None
-    for model in assumed.capacity.models(requirements.job.spec.gpu.models):
+    for model in requirements.models(assumed.capacity):
         places = _places(requirements, model, assumed, victims, configuration)
         limits = spread_limits(requirements, assumed.capacity)
         ordered = sorted(places, key=lambda place: place.key)
@@ -109,7 +109,7 @@ def can_be_freed(
     configuration: Configuration,
 ) -> bool:
     """Returns whether the job would fit without all of these jobs, however many they are."""
-    for model in assumed.capacity.models(requirements.job.spec.gpu.models):
+    for model in requirements.models(assumed.capacity):
         limits = spread_limits(requirements, assumed.capacity)
         places = _places(requirements, model, assumed, leaving, configuration)
         apart = sum(take_apart(place.node, limits) for place in places)

@@ -244,6 +244,11 @@ class QuotaState:
                 return f"the quota of queue {name} is held for a job for which others stop"
         return ""
 
+    def memory_limit_bytes(self, name: str) -> int | None:
+        """Returns the most GPU memory that jobs of the queue may have together. None: no bound."""
+        limits = [self.tree.limit(one).memory_bytes for one in self.tree.path(name)]
+        return min([one for one in limits if one is not None], default=None)
+
     def too_full(self, job: GPUJob, memory_bytes: int) -> set[str]:
         """Returns the job's queue and queues above it that would exceed their quota with
         the job.
