@@ -141,9 +141,10 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
     attempt, rank = _attempt_and_rank(metadata["name"])
     state = _worker_state(status)
     ended = mapping(state.get("terminated"))
-    final_text = text(ended.get("message"))
+    failed_init = {} if ended else _failed_init(status)
+    final_text = text((ended or failed_init).get("message"))
     termination = _termination_report(final_text)
-    reason, message = _reason(status, state)
+    reason, message = _init_reason(failed_init) if failed_init else _reason(status, state)
     sandbox = _condition(status, "PodReadyToStartContainers")
     return PodView(
         name=metadata["name"],
@@ -160,6 +161,7 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
         termination_text="" if termination else final_text[-_TEXT_CHARACTERS_MAX:],
         reason=reason[:_TEXT_CHARACTERS_MAX],
         message=message[:_TEXT_CHARACTERS_MAX],
+        reason_is_of_pod=bool(text(status.get("reason"))),
         disruption=_disruption(status)[:_TEXT_CHARACTERS_MAX],
         created_at=moment(metadata.get("creationTimestamp")),
         started_at=moment((mapping(state.get("running")) or ended).get("startedAt")),
@@ -282,19 +284,40 @@ def _nothing_started(status: Mapping[str, Any], worker: Mapping[str, Any]) -> bo
 
 
 def _reason(status: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the most informative of Kubernetes' reasons for the pod's state."""
+    """Returns the most informative of Kubernetes' reasons for the pod's state.
+
+    The reason for which a container ended comes before those for which others still wait.
+    """
     if text(status.get("reason")):
         return text(status["reason"]), text(status.get("message"))
+    reason = text(mapping(state.get("terminated")).get("reason"))
+    if reason not in ("", "Completed"):
+        return reason, ""
     initial = (mapping(one.get("state")) for one in mappings(status.get("initContainerStatuses")))
     for one in (state, *initial):
         waiting = mapping(one.get("waiting"))
         reason = text(waiting.get("reason"))
         if reason and reason not in _ORDINARY_WAITING:
             return reason, text(waiting.get("message"))
-    reason = text(mapping(state.get("terminated")).get("reason"))
-    if reason not in ("", "Completed"):
-        return reason, ""
     return _unschedulable(status)
+
+
+def _failed_init(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the end of the init container because of which the pod failed, with its name, or an
+    empty mapping.
+    """
+    if text(status.get("phase")) != PodPhase.FAILED.value or text(status.get("reason")):
+        return {}
+    for one in mappings(status.get("initContainerStatuses")):
+        ended = mapping(mapping(one.get("state")).get("terminated"))
+        if _exit_code(ended):
+            return {**ended, "name": text(one.get("name"))}
+    return {}
+
+
+def _init_reason(ended: Mapping[str, Any]) -> tuple[str, str]:
+    message = f"init container {ended['name']} exited with code {_exit_code(ended)}"
+    return text(ended.get("reason")), message
 
 
 def _unschedulable(status: Mapping[str, Any]) -> tuple[str, str]:

@@ -25,10 +25,10 @@ from gpujob_operator.decide.model.stop_reasons import rule_of
 from gpujob_operator.decide.model.workers import done_ranks
 
 OOM_KILLED = "OOMKilled"
-# Pod reasons in Kubernetes for a node that was lost, or that restarted and found its containers
-# dead. Kubernetes' garbage collector fails the pods of a node that is gone right before it deletes
-# them.
-NODE_LOSSES = ("ContainerStatusUnknown", "DeletionByPodGC", "NodeLost")
+# Reasons in Kubernetes for a node that was lost, or that restarted and found its containers dead.
+# Kubernetes' garbage collector fails the pods of a node that is gone right before it deletes them.
+# containerd gives the reason Unknown and the exit code 255.
+NODE_LOSSES = ("ContainerStatusUnknown", "DeletionByPodGC", "NodeLost", "Unknown")
 # Pod reasons of the kubelet for a node that could not run the pod, which is not the job's fault.
 _NODE_REFUSALS = (
     "Evicted",
@@ -84,7 +84,7 @@ def outside_reason(pod: PodView) -> str:
     The reason counts in any phase. Since Kubernetes 1.27, a pod that the kubelet ended and whose
     containers ended with 0 has Succeeded.
     """
-    if pod.reason.startswith((*_NODE_REFUSALS, *OWN_LIMITS)):
+    if pod.reason.startswith((*_NODE_REFUSALS, *OWN_LIMITS)) or _is_ended_whole(pod):
         return pod.reason
     if pod.disruption:
         return pod.disruption
@@ -93,7 +93,16 @@ def outside_reason(pod: PodView) -> str:
 
 def node_refused(pod: PodView) -> bool:
     """Returns whether the pod's reason belongs to its node, whatever else is known."""
-    return pod.reason.startswith(_NODE_REFUSALS)
+    whole = _is_ended_whole(pod) and pod.reason not in OWN_LIMITS
+    return whole or pod.reason.startswith(_NODE_REFUSALS)
+
+
+def _is_ended_whole(pod: PodView) -> bool:
+    """Returns whether a kubelet or a controller ended the pod, or did not admit it, for any reason.
+
+    A restarted kubelet admits its pods anew, and may refuse one that ran.
+    """
+    return pod.finished and pod.reason_is_of_pod
 
 
 def is_done(pod: PodView, around: Circumstances) -> bool:

@@ -1,5 +1,6 @@
 """Decides how an attempt ended."""
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -35,9 +36,10 @@ from gpujob_operator.decide.model.stop_reasons import rule_of
 EXIT_KILLED = 137
 EXIT_OF_LAUNCHERS = 1
 _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
+_EXIT_BUS_ERROR = 135
 # The exit codes of a shell for SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV. No stop sends
 # these signals.
-_CRASHES = (132, 133, 134, 135, 136, 139)
+_CRASHES = (132, 133, 134, _EXIT_BUS_ERROR, 136, 139)
 _DEADLINE_EXCEEDED = "DeadlineExceeded"
 _EVICTED = "Evicted"
 # The kubelet's messages for a limit of the pod itself. For a node that ran short the message is
@@ -197,20 +199,43 @@ def _unreported_failure(job: GPUJob, pod: PodView) -> _Cause | None:
         return _Cause(JobFailure(FailureClass.USER_ERROR, message))
     if pod.reason == OOM_KILLED:
         return _Cause(JobFailure(FailureClass.HOST_OUT_OF_MEMORY, _host_memory(job, pod)))
-    if outside_reason(pod) and pod.exit_code is not None and pod.exit_code not in _CRASHES:
+    if outside_reason(pod) and pod.exit_code not in _CRASHES:
         return None
-    what = f"worker {pod.rank} exited with code {pod.exit_code}"
+    if pod.exit_code is None:
+        return _unstarted_failure(pod)
+    what = f"worker {pod.rank} exited with code {_code_in_words(pod.exit_code)}"
     mistake = user_error_in(pod)
     if mistake:
         text = f"{what}: {mistake}; kubectl logs {pod.name} has the rest"
         return _Cause(JobFailure(FailureClass.USER_ERROR, text), mistake)
-    text = pod.termination_text or pod.message or pod.reason
+    text = pod.termination_text or pod.message or pod.reason.removeprefix("Error")
     detail = f": {text[-400:]}" if text else ""
     if pod.termination is not None:
         # The worker's last report takes the place of the log's last lines.
         detail += f"; kubectl logs {pod.name} has the rest"
     failure = JobFailure(FailureClass.UNKNOWN, f"{what}{detail}")
     return _Cause(failure, last_line(pod.termination_text))
+
+
+def _code_in_words(exit_code: int) -> str:
+    """Returns the exit code, with the signal that it stands for."""
+    if exit_code not in (*_CRASHES, EXIT_KILLED):
+        return str(exit_code)
+    hint = ", as if /dev/shm is too small" if exit_code == _EXIT_BUS_ERROR else ""
+    return f"{exit_code} ({signal.Signals(exit_code - 128).name}{hint})"
+
+
+def _unstarted_failure(pod: PodView) -> _Cause:
+    """Returns the failure of a worker that never ran, mostly because an init container failed."""
+    mistake = user_error_in(pod)
+    kind = FailureClass.USER_ERROR if mistake else FailureClass.UNKNOWN
+    detail = "; ".join(
+        text for text in (pod.message or pod.reason, pod.termination_text[-400:]) if text
+    )
+    message = f"worker {pod.rank} was not started: {detail or 'its pod failed without a reason'}"
+    return _Cause(
+        JobFailure(kind, message), mistake or last_line(pod.termination_text) or pod.message
+    )
 
 
 def _launcher_was_stopped(pod: PodView) -> bool:
@@ -230,6 +255,8 @@ def _host_memory(job: GPUJob, pod: PodView) -> str:
     A kubelet nearly always kills a container for its own limit, which may come from a LimitRange.
     Only without a limit does it kill the container for the node's memory.
     """
+    if pod.exit_code is None:
+        return f"worker {pod.rank} was not started: {pod.message}: its memory limit was exceeded"
     limit = _memory_limit(job)
     if limit:
         limit_text = f"its memory limit of {limit} (resources.limits.memory)"

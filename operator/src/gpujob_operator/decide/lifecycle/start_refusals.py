@@ -16,6 +16,7 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.report import Report
 from gpujob_api.start_refusal import BESIDE_MAX, START_REFUSALS_MAX, StartRefusal
+from gpujob_operator.decide.lifecycle.done import OWN_LIMITS
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.start_advice import with_advice
 from gpujob_operator.decide.model import conditions
@@ -212,7 +213,12 @@ def is_refused_start(pod: PodView) -> bool:
         return False
     if pod.reason in START_ERRORS:
         return not any(words in pod.termination_text for words in _NO_COMMAND)
-    return pod.exit_code is None and pod.reason.startswith(_NOT_TAKEN)
+    return pod.exit_code is None and (pod.reason.startswith(_NOT_TAKEN) or _is_not_admitted(pod))
+
+
+def _is_not_admitted(pod: PodView) -> bool:
+    """Returns whether a kubelet refused the pod as a whole, before any of its containers ran."""
+    return pod.reason_is_of_pod and pod.last_change_at is None and pod.reason not in OWN_LIMITS
 
 
 def refused_start(job: GPUJob, pods: Iterable[PodView]) -> Refusal | None:

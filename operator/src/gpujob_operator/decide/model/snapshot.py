@@ -62,6 +62,9 @@ class PodView:
     # Kubernetes' reason: Evicted, NodeLost, ImagePullBackOff, Unschedulable ...
     reason: str = ""
     message: str = ""
+    # The reason is that of the pod as a whole, from its kubelet or a controller, and not that of a
+    # container.
+    reason_is_of_pod: bool = False
     # Kubernetes' reason to end the pod from outside (its condition DisruptionTarget), independent
     # of `reason`: EvictionByEvictionAPI, DeletionByTaintManager, PreemptionByScheduler ...
     disruption: str = ""
