@@ -56,7 +56,7 @@ def test_any_other_termination_message_stays_text(text: str) -> None:
     ended = {"exitCode": 1, "message": text, "reason": "Error"}
     view = pod_view(pod_manifest(JOB, phase="Failed", state={"terminated": ended}))
     assert view.termination is None
-    assert view.termination_text == text[-1024:]
+    assert view.termination_text == text[-2048:]
     assert (view.exit_code, view.reason) == (1, "Error")
 
 

@@ -41,6 +41,8 @@ from gpujob_operator.read.shapes import (
 )
 
 _TEXT_CHARACTERS_MAX = 1024
+# As much of a log as a kubelet gives if a program leaves no termination message.
+_LOG_CHARACTERS_MAX = 2048
 _GPUS_MAX = 16
 _ADDRESSES_MAX = 2
 _RECORDS_MAX, _RECORD_CHARACTERS_MAX = 4096, 8192
@@ -158,7 +160,7 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
         gpus=_gpus(metadata["annotations"]),
         exit_code=_exit_code(ended),
         termination=termination,
-        termination_text="" if termination else final_text[-_TEXT_CHARACTERS_MAX:],
+        termination_text="" if termination else final_text[-_LOG_CHARACTERS_MAX:],
         reason=reason[:_TEXT_CHARACTERS_MAX],
         message=message[:_TEXT_CHARACTERS_MAX],
         reason_is_of_pod=bool(text(status.get("reason"))),

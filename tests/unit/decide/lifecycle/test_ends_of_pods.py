@@ -13,6 +13,7 @@ from tests.harness.builders import (
     after,
     make_gpu_node,
     make_job,
+    make_report,
     make_snapshot,
     placed,
     running,
@@ -129,3 +130,22 @@ def test_a_signal_is_named(code: int, words: str) -> None:
     job = ended(RUNNING, terminated(code))
     assert job.status.failure is not None
     assert words in f"{job.status.failure.message};"
+
+
+@pytest.mark.parametrize(
+    ("message", "is_memory"),
+    [
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", True),
+        ("CalledProcessError: Command 'train' died with <Signals.SIGKILL: 9>.", True),
+        ("ValueError: label 1001 is out of range", False),
+    ],
+)
+def test_a_child_that_is_killed_for_host_memory_is_a_lack_of_it(
+    message: str, *, is_memory: bool
+) -> None:
+    """A container keeps the reason OOMKilled if any of its processes was killed, however long ago."""
+    report = make_report(step=7, failure=FailureClass.USER_ERROR, message=message)
+    job = ended(RUNNING, terminated(1, "OOMKilled", report.to_text()))
+    assert job.status.failure is not None
+    assert (job.status.failure.failure_class is FailureClass.HOST_OUT_OF_MEMORY) is is_memory
+    assert message in job.status.failure.message

@@ -74,13 +74,31 @@ def test_the_last_line_of_the_log_tells_of_a_script_that_reports_nothing() -> No
 
 
 @pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (
+            "worker (pid 46) is killed by signal: Bus error",
+            "worker (pid 57) is killed by signal: Bus error",
+        ),
+        ("pid(s) 4, 5 exited unexpectedly", "pid(s) 6, 7 exited unexpectedly"),
+        ("cannot read /tmp/tmpa81x/x.bin", "cannot read /tmp/tmpq9_z/x.bin"),
+        ("run 3f2a91bc-11d0-4e2a failed", "run 77e2b0aa-90c1-4a0b failed"),
+    ],
+)
+def test_what_differs_by_chance_is_the_same_error(first: str, second: str) -> None:
+    job = again(ended(running(make_job()), **reported(7, f"RuntimeError: {first}")))
+    assert ended(job, **reported(7, f"RuntimeError: {second}")).status.phase is JobPhase.FAILED
+
+
+@pytest.mark.parametrize(
     "second",
     [
         reported(9),
         reported(7, "RuntimeError: another one"),
+        reported(7, "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x4 and 6x8)"),
         {"exit_code": 137, "reason": "OOMKilled"},
     ],
-    ids=["another step", "another error", "another end"],
+    ids=["another step", "another error", "other numbers", "another end"],
 )
 def test_what_differs_is_tried_as_often_as_the_user_allows(second: Any) -> None:
     job = again(ended(running(make_job()), **reported(7)))

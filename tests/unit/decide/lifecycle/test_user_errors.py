@@ -59,6 +59,15 @@ TEXTS: dict[str, tuple[int, str]] = {
     "not found": (127, "sh: 1: trian.sh: not found"),
     "gpujob-run": (127, "gpujob-run: trian: command not found"),
     "no right": (126, "sh: 1: ./train.sh: Permission denied"),
+    "old driver": (1, "RuntimeError: The NVIDIA driver on your system is too old (found version"),
+    "line ends": (255, "exec /app/train.sh: no such file or directory"),
+    "architecture": (255, "exec /usr/bin/python: exec format error"),
+    "no library": (127, "python: error while loading shared libraries: libpython3.11.so.1.0"),
+    "read-only": (1, "OSError: [Errno 30] Read-only file system: '/data/out'"),
+    "no token": (1, "requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https"),
+    "no access": (1, "Access to model meta-llama/Llama-3.1-8B is restricted. You must have access"),
+    "no key": (1, "wandb.errors.errors.UsageError: api_key not configured (no-tty)."),
+    "said in a frame": (2, "│ No such option: --epcohs │\n╰──────────────────────────╯"),
     "said after it": (1, "ModuleNotFoundError: No module named 'x'\nmake: *** [Makefile:2: train]"),
 }
 
@@ -93,6 +102,69 @@ def test_what_libraries_and_shells_say(mistake: str) -> None:
     failure = failed(code, f"Epoch 1\nloading\n{text}\n").failure
     assert failure.failure_class is FailureClass.USER_ERROR
     assert text.splitlines()[0][:60] in failure.message
+
+
+LAUNCHERS = {
+    "accelerate": """Traceback (most recent call last):
+  File "/usr/local/bin/accelerate", line 8, in <module>
+subprocess.CalledProcessError: Command '['python', 'x.py']' returned non-zero exit status 2.""",
+    "torchrun": """E1128 10:00:00 torch/distributed/elastic/multiprocessing/api.py] failed: 2
+Traceback (most recent call last):
+  File "/usr/local/bin/torchrun", line 8, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+x.py FAILED
+------------------------------------------------------------
+  exitcode  : 2 (pid: 33)
+============================================================""",
+    "deepspeed": "[2026-11-28 10:00:00] [ERROR] [launch.py:325:sigkill_handler] ['python', 'x.py']",
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_does_not_hide_the_line(launcher: str) -> None:
+    line = "python: can't open file '/app/x.py': [Errno 2] No such file or directory"
+    failure = failed(1, f"{line}\n{LAUNCHERS[launcher]}\n").failure
+    assert failure.failure_class is FailureClass.USER_ERROR
+    assert line in failure.message
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_alone_is_no_mistake(launcher: str) -> None:
+    assert not is_mistake(1, LAUNCHERS[launcher])
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("ConnectionError: HTTPSConnectionPool(host='huggingface.co')", FailureClass.UNKNOWN),
+        ("HfHubHTTPError: 503 Server Error: Service Unavailable", FailureClass.UNKNOWN),
+        ("HfHubHTTPError: 429 Client Error: Too Many Requests", FailureClass.UNKNOWN),
+        ("DistNetworkError: The client socket has timed out", FailureClass.UNKNOWN),
+        ("AcceleratorError: CUDA error: uncorrectable ECC error", FailureClass.UNKNOWN),
+        ("OSError: [Errno 116] Stale file handle: '/data/x'", FailureClass.UNKNOWN),
+        ("HTTPError: 401 Client Error: Unauthorized for url", FailureClass.USER_ERROR),
+        ("RepositoryNotFoundError: 404 Client Error", FailureClass.USER_ERROR),
+        ("OSError: x is not a valid model identifier listed", FailureClass.USER_ERROR),
+        ("KeyError: 'timeout'", FailureClass.USER_ERROR),
+        ("TypeError: got an unexpected keyword 'timeout'", FailureClass.USER_ERROR),
+        ("ModuleNotFoundError: No module named 'socketio'", FailureClass.USER_ERROR),
+        ("DistNetworkError: The server socket: EADDRINUSE", FailureClass.USER_ERROR),
+        ("OSError: [Errno 28] No space left on device", FailureClass.USER_ERROR),
+    ],
+)
+def test_an_error_from_outside_before_the_first_step_is_tried_again(
+    message: str, kind: FailureClass
+) -> None:
+    """A worker reports every error of a script that it does not know as the user's."""
+    words = make_report(step=0, failure=FailureClass.USER_ERROR, message=message)
+    pod = make_pod(JOB, exit_code=1, termination=words)
+    node = make_gpu_node("n0", make_gpu("GPU-0"), at=10)
+    status = statuses(plan(make_snapshot(JOB, pods=(pod,), gpu_nodes=[node]), after(10)).items)
+    assert status["job"].failure is not None
+    assert status["job"].failure.failure_class is kind
+    is_final = kind is FailureClass.USER_ERROR
+    assert status["job"].phase is (JobPhase.FAILED if is_final else JobPhase.PENDING)
 
 
 @pytest.mark.parametrize("exit_code", [126, 127])

@@ -25,6 +25,8 @@ from gpujob_operator.decide.model.stop_reasons import rule_of
 from gpujob_operator.decide.model.workers import done_ranks
 
 OOM_KILLED = "OOMKilled"
+# The reason for a pod that the operator or somebody else deleted, without a word from Kubernetes.
+DELETED = "deleted"
 # Reasons in Kubernetes for a node that was lost, or that restarted and found its containers dead.
 # Kubernetes' garbage collector fails the pods of a node that is gone right before it deletes them.
 # containerd gives the reason Unknown and the exit code 255.
@@ -88,7 +90,7 @@ def outside_reason(pod: PodView) -> str:
         return pod.reason
     if pod.disruption:
         return pod.disruption
-    return "deleted" if pod.deletion_at is not None else ""
+    return DELETED if pod.deletion_at is not None else ""
 
 
 def node_refused(pod: PodView) -> bool:

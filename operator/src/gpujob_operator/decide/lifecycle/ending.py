@@ -242,6 +242,8 @@ def _why_interrupted(job: GPUJob, outcome: Outcome, decision: RetryDecision, aft
     """Returns the cause. `after` is what follows if there is another attempt."""
     stop = job.status.stop
     what = stop.message if stop else outcome.ended_by or "the pods are gone"
+    if rule_of(stop).worker_ended_first:
+        what = outcome.ended_by or what
     if outcome.lost_node:
         what = f"node {outcome.lost_node} was lost"
     elif outcome.refusal is not None:

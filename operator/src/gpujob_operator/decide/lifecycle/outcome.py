@@ -1,5 +1,6 @@
 """Decides how an attempt ended."""
 
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from gpujob_api.gpujob import GPUJob, JobFailure
 from gpujob_api.report import Failure, FailureClass, WorkerPhase
 from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 from gpujob_operator.decide.lifecycle.done import (
+    DELETED,
     NODE_LOSSES,
     OOM_KILLED,
     Circumstances,
@@ -25,6 +27,7 @@ from gpujob_operator.decide.lifecycle.start_refusals import (
     is_refused_start,
     refused_start,
 )
+from gpujob_operator.decide.lifecycle.transient import comes_from_outside
 from gpujob_operator.decide.lifecycle.user_errors import (
     lacks_relative_file,
     last_line,
@@ -34,12 +37,16 @@ from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import rule_of
 
 EXIT_KILLED = 137
-EXIT_OF_LAUNCHERS = 1
 _INTERRUPTED = (EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED)
-_EXIT_BUS_ERROR = 135
+_EXIT_ABORTED, _EXIT_BUS_ERROR = 134, 135
 # The exit codes of a shell for SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE and SIGSEGV. No stop sends
 # these signals.
-_CRASHES = (132, 133, 134, _EXIT_BUS_ERROR, 136, 139)
+_CRASHES = (132, 133, _EXIT_ABORTED, _EXIT_BUS_ERROR, 136, 139)
+# Errors of a process about another one that it started and that was killed.
+_LOST_PROCESS = re.compile(
+    r"killed|SIGKILL|exited unexpectedly|terminated abruptly|ChildFailedError|non-zero exit|\b-9\b",
+    re.IGNORECASE,
+)
 _DEADLINE_EXCEEDED = "DeadlineExceeded"
 _EVICTED = "Evicted"
 # The kubelet's messages for a limit of the pod itself. For a node that ran short the message is
@@ -89,11 +96,11 @@ def judge(
     was interrupted. `lost_nodes` are nodes of the attempt that no longer exist. `around` is None if
     only the stop is known.
     """
-    stop = job.status.stop
+    stop, around = job.status.stop, around or Circumstances(job.status.stop)
     rule = rule_of(stop)
     # A worker that ended before the stop was not killed by it, even if the signal is the same.
     ours = stop is not None and not rule.worker_ended_first
-    done = known_done(job, pods, around or Circumstances(stop))
+    done = known_done(job, pods, around)
     if done >= set(range(job.spec.workers)):
         return Outcome(AttemptEnd.SUCCEEDED)
     present = done | {pod.rank for pod in pods}
@@ -102,10 +109,15 @@ def judge(
     real = [failure for failure in failures if failure is not None]
     if stop is not None and rule.failure is not None:
         return Outcome(AttemptEnd.FAILED, JobFailure(rule.failure, stop.message))
+    lost_peer = _lost_peer(job, pods, lost_nodes, around) if job.spec.workers > 1 else ""
     if not real and rule.worker_ended_first and len(present) < job.spec.workers:
         known = job.status.failure
-        if known is not None:
+        if known is not None and not (lost_peer and comes_from_outside(known.message)):
             return Outcome(AttemptEnd.FAILED, known)
+    stopped = lost_peer or (ours and job.spec.workers > 1)
+    if real and stopped and all(_follows_from_lost_peer(cause) for cause in real):
+        lost = _lost_node(job, pods, lost_nodes)
+        return Outcome(AttemptEnd.INTERRUPTED, lost_node=lost, ended_by=lost_peer)
     if not real or (ours and all(_is_kill(pod) for pod in pods if _failed(pod))):
         lost = _lost_node(job, pods, lost_nodes)
         refusal = None if lost or ours else refused_start(job, pods)
@@ -134,7 +146,45 @@ def _ended_by(pods: tuple[PodView, ...]) -> str:
             return f"{text} before its last step" if pod.exit_code == EXIT_DONE else text
         if pod.exit_code == EXIT_DONE:
             return f"worker {pod.rank} was asked to end, and ended with 0 before its last step"
+        if _left_as_asked(pod) or pod.exit_code in _INTERRUPTED:
+            return f"worker {pod.rank} was asked to end, and ended with {pod.exit_code}"
     return ""
+
+
+def _lost_peer(
+    job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str], around: Circumstances
+) -> str:
+    """Returns what ended one worker of a gang from outside, in words, or "".
+
+    A deletion after a worker ended is the operator's own and explains nothing.
+    """
+    placement = job.status.placement
+    by_rank = {pod.rank: pod for pod in pods}
+    own_deletions = around.stop is not None
+    for worker in placement.workers if placement is not None else ():
+        pod = by_rank.get(worker.rank)
+        if worker.done or (pod is not None and pod.exit_code == EXIT_DONE):
+            continue
+        if worker.node in lost_nodes and (pod is None or pod.exit_code is None):
+            return f"node {worker.node} was lost"
+        if pod is None:
+            continue
+        reason = outside_reason(pod)
+        if reason and not (own_deletions and reason == DELETED):
+            return f"pod {pod.name} was ended from outside ({reason})"
+        if worker.node in around.leaving_nodes and pod.exit_code in (*_INTERRUPTED, EXIT_KILLED):
+            return f"node {worker.node} is about to go"
+    return ""
+
+
+def _follows_from_lost_peer(cause: "_Cause") -> bool:
+    """Returns whether a worker fails like this if another one of its gang is gone.
+
+    Collective calls fail with an error of the network, and their watchdog aborts the process.
+    """
+    if cause.failure.failure_class is not FailureClass.UNKNOWN:
+        return False
+    return not cause.error or comes_from_outside(cause.error) or cause.is_abort
 
 
 def _cause_first(pod: PodView) -> tuple[object, ...]:
@@ -147,10 +197,11 @@ def _cause_first(pod: PodView) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Cause:
-    """The failure of one worker, and its error as in `Outcome`."""
+    """The failure of one worker, its error as in `Outcome`, and whether it aborted itself."""
 
     failure: JobFailure
     error: str = ""
+    is_abort: bool = False
 
 
 def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> _Cause | None:
@@ -167,9 +218,12 @@ def _pod_failure(job: GPUJob, pod: PodView, *, ours: bool) -> _Cause | None:
     if pod.exit_code in (EXIT_DONE, *_INTERRUPTED, None) and not _failed_start(pod):
         return None
     reported = pod.termination.failure if pod.termination is not None else None
+    if reported is not None and pod.reason == OOM_KILLED and _LOST_PROCESS.search(reported.message):
+        text = f"{_host_memory(job, pod)}; {reported.message[-400:].strip()}"
+        return _Cause(JobFailure(FailureClass.HOST_OUT_OF_MEMORY, text))
     if reported is not None:
         return _Cause(JobFailure(_class_of(reported), _with_need(reported)), reported.message)
-    if is_refused_start(pod) or _launcher_was_stopped(pod):
+    if is_refused_start(pod) or _left_as_asked(pod):
         return None
     if pod.finished and node_refused(pod):
         return None
@@ -214,7 +268,8 @@ def _unreported_failure(job: GPUJob, pod: PodView) -> _Cause | None:
         # The worker's last report takes the place of the log's last lines.
         detail += f"; kubectl logs {pod.name} has the rest"
     failure = JobFailure(FailureClass.UNKNOWN, f"{what}{detail}")
-    return _Cause(failure, last_line(pod.termination_text))
+    is_abort = pod.exit_code == _EXIT_ABORTED
+    return _Cause(failure, last_line(pod.termination_text), is_abort)
 
 
 def _code_in_words(exit_code: int) -> str:
@@ -238,15 +293,14 @@ def _unstarted_failure(pod: PodView) -> _Cause:
     )
 
 
-def _launcher_was_stopped(pod: PodView) -> bool:
-    """Returns whether a launcher ended with its own code after its workers left as requested.
+def _left_as_asked(pod: PodView) -> bool:
+    """Returns whether a worker that was asked to end did so, with a code of its own choice.
 
-    torchrun without the worker in it ends with 1 when its processes end with 143.
+    Scripts, and launchers without the worker in them, end with 1, 15, 130 and others then.
     """
     words = pod.termination
-    return pod.exit_code == EXIT_OF_LAUNCHERS and (
-        words is not None and words.phase is WorkerPhase.DRAINING
-    )
+    asked = words is not None and words.phase is WorkerPhase.DRAINING
+    return asked and pod.exit_code not in (*_CRASHES, EXIT_KILLED)
 
 
 def _host_memory(job: GPUJob, pod: PodView) -> str:
@@ -296,10 +350,15 @@ def _class_of(failure: Failure) -> FailureClass:
     """Returns the failure's class.
 
     The worker reports a missing file as a data error. A missing relative path depends on the
-    script's working directory, which is the same on every node, so it is a user error.
+    script's working directory, which is the same on every node, so it is a user error. The worker
+    reports most other errors as the user's, also those of a network or a device.
     """
-    missing = failure.failure_class is FailureClass.DATA and lacks_relative_file(failure.message)
-    return FailureClass.USER_ERROR if missing else failure.failure_class
+    kind, text = failure.failure_class, failure.message
+    if kind is FailureClass.DATA and lacks_relative_file(text):
+        return FailureClass.USER_ERROR
+    if kind is FailureClass.USER_ERROR and comes_from_outside(text):
+        return FailureClass.UNKNOWN
+    return kind
 
 
 def _with_need(failure: Failure) -> str:

@@ -11,18 +11,17 @@ from gpujob_api.copies import changed
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, LastError
 from gpujob_api.report import FailureClass
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome
+from gpujob_operator.decide.lifecycle.transient import may_pass
 
 _MAY_REPEAT = frozenset({FailureClass.USER_ERROR, FailureClass.DATA, FailureClass.UNKNOWN})
 TEXT_CHARACTERS_MAX = 512
-# Errors with causes outside the script, which may be gone at the next attempt.
-_MAY_PASS = re.compile(
-    r"connection|connect\b|timed? ?out|timeout|unreachable|name resolution|socket|NCCL|network"
-    r"|temporar|try again|unavailable|stale file|input/output|no space left|quota|too many"
-    r"|\b(?:429|50[0234])\b|HTTPError|SSLError|broken pipe|\block(?:ed)?\b",
-    re.IGNORECASE,
+# The parts that differ between two occurrences of one error: moments, addresses, processes and
+# random names.
+_MOMENT = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]?|\d\d:\d\d:\d\d(?:[.,]\d+)?Z?|0x[0-9a-fA-F]+"
+    r"|\bpid(?:\(s\))?[ :=]*\d+(?:, \d+)*|/tmp/[\w./-]+"
+    r"|\b(?=[0-9a-f-]*\d)[0-9a-f]{8,}(?:-[0-9a-f]{4,}){0,4}\b"
 )
-# The parts that differ between two occurrences of one error: moments and addresses.
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]?|\d\d:\d\d:\d\d(?:[.,]\d+)?Z?|0x[0-9a-fA-F]+")
 
 
 def is_repeated(job: GPUJob, outcome: Outcome) -> bool:
@@ -42,6 +41,6 @@ def error_of(outcome: Outcome) -> LastError | None:
     failure = outcome.failure
     if failure is None or failure.failure_class not in _MAY_REPEAT or not outcome.error:
         return None
-    if _MAY_PASS.search(outcome.error):
+    if may_pass(outcome.error):
         return None
     return LastError(outcome.step, _MOMENT.sub("#", outcome.error)[:TEXT_CHARACTERS_MAX])

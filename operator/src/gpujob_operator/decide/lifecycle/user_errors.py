@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
+from gpujob_operator.decide.lifecycle.transient import is_denied
 from gpujob_operator.decide.model.snapshot import PodView
 
 LINE_CHARACTERS_MAX = 300
@@ -24,7 +25,8 @@ _NO_COMMAND = {
 # runs.
 _EXCEPTION = re.compile(
     r"^(?:ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError|NameError"
-    r"|UnboundLocalError|AttributeError|TypeError|PermissionError|NotADirectoryError)\b"
+    r"|UnboundLocalError|AttributeError|TypeError|PermissionError|NotADirectoryError"
+    r"|IsADirectoryError)\b"
 )
 _ANY_EXCEPTION = re.compile(r"^[\w.]+(?:Error|Exception|Interrupt|Exit)(?::|$)")
 _NO_FILE = re.compile(r"^FileNotFoundError: .*: '(?!/)")
@@ -32,15 +34,24 @@ _COMMAND_LINE = re.compile(
     r"can't open file '|: No module named |^(?:[\w./ -]+: )?error: (?:unrecognized arguments"
     r"|the following arguments are required|argument |one of the arguments|ambiguous option)"
     r"|^Error: (?:No such option|Missing |Invalid value|Got unexpected|Unrecognized )"
-    r"|(?:unrecognized|unknown|invalid) option\b|FATAL Flags parsing error"
+    r"|(?:unrecognized|unknown|invalid) option\b|FATAL Flags parsing error|No such option: "
+)
+# A program of another architecture, a script whose first line names no program (as with Windows'
+# line ends), a library that the image lacks, or a volume that is mounted read-only.
+_IMAGE = re.compile(
+    r"exec format error|^exec \S+: (?:no such file or directory|permission denied)"
+    r"|exec user process caused|error while loading shared libraries|Read-only file system"
 )
 # The image, its torch or the cluster's runtime class is wrong. The next node would fail alike.
 _NO_CUDA = re.compile(
     r"Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available"
     r"|no CUDA-capable device is detected|torch\.cuda\.is_available\(\) is False"
     r"|libcuda\.so\S*: cannot open shared object|CUDA driver version is insufficient"
-    r"|no kernel image is available for execution"
+    r"|no kernel image is available for execution|NVIDIA driver on your system is too old"
 )
+# A launcher's own traceback after that of the process that it started.
+_LAUNCHERS_ERROR = re.compile(r"^[\w.]*(?:CalledProcessError|ChildFailedError):", re.MULTILINE)
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 def user_error_in(pod: PodView) -> str:
@@ -49,7 +60,7 @@ def user_error_in(pod: PodView) -> str:
     A report has more detail than the log, except about a command that did not run.
     """
     if pod.exit_code in _NO_COMMAND:
-        said = next(_lines_from_the_end(pod.termination_text), "")
+        said = last_line(pod.termination_text)
         return f"{_NO_COMMAND[pod.exit_code]}{f': {said}' if said else ''}"
     for line in islice(_lines_from_the_end(pod.termination_text), LINES_MAX):
         if _names_error(line):
@@ -66,14 +77,23 @@ def lacks_relative_file(message: str) -> bool:
 
 
 def last_line(text: str) -> str:
-    """Returns the last line that is not empty."""
+    """Returns the last line that has text, before what a launcher adds."""
     return next(_lines_from_the_end(text), "")
 
 
 def _lines_from_the_end(text: str) -> Iterator[str]:
-    lines = (line.strip() for line in reversed(text.splitlines()))
-    return (line[:LINE_CHARACTERS_MAX] for line in lines if line)
+    lines = (line.strip() for line in reversed(_without_launchers(text).splitlines()))
+    return (line[:LINE_CHARACTERS_MAX] for line in lines if any(map(str.isalnum, line)))
+
+
+def _without_launchers(text: str) -> str:
+    """Returns the text before a launcher's traceback, or the whole text if nothing precedes it."""
+    found = _LAUNCHERS_ERROR.search(text)
+    before = text[: found.start()].rpartition(_TRACEBACK)[0] if found is not None else ""
+    lines = (line for line in before.splitlines() if "torch/distributed/elastic/" not in line)
+    return "\n".join(lines).strip() or text
 
 
 def _names_error(line: str) -> bool:
-    return any(one.search(line) for one in (_EXCEPTION, _NO_FILE, _COMMAND_LINE, _NO_CUDA))
+    kinds = (_EXCEPTION, _NO_FILE, _COMMAND_LINE, _IMAGE, _NO_CUDA)
+    return is_denied(line) or any(one.search(line) for one in kinds)

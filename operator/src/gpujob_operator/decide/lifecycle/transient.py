@@ -1,0 +1,49 @@
+"""Errors whose cause lies outside the script and may be gone at the next attempt, by their text.
+
+The worker classifies any error of a script as the user's. The text shows whether it is one of the
+network, a server, a device or a disk.
+"""
+
+import re
+
+# A network, a server, a device, or a file system behind a network.
+_OUTSIDE = re.compile(
+    r"connection|connect\b|timed? ?out|timeout|unreachable|name resolution|socket|NCCL|network"
+    r"|temporar|try again|unavailable|stale file|input/output|too many requests"
+    r"|\b(?:408|425|429|50[0234])\b|HTTPError|SSLError|broken pipe"
+    r"|ECC error|devices are busy|system not yet initialized|hardware error",
+    re.IGNORECASE,
+)
+# A limit that others may fill and leave. Before the first step it is rather the script's own.
+_LIMIT = re.compile(r"no space left|quota|too many|\block(?:ed)?\b", re.IGNORECASE)
+# A refusal, or an error of the script that only mentions one of these.
+_LASTING = re.compile(
+    r"^(?:\w+\.)*(?:ModuleNotFoundError|ImportError|SyntaxError|IndentationError|NameError"
+    r"|UnboundLocalError|AttributeError|TypeError|KeyError|IndexError|AssertionError"
+    r"|PermissionError|FileNotFoundError)\b"
+    r"|address already in use|EADDRINUSE",
+    re.IGNORECASE,
+)
+# A server answers that the user may not do this, or that there is no such thing.
+_DENIED = re.compile(
+    r"\b4(?!08|25|29)\d\d Client Error|<Response \[40[13]\]>|\bgated repo\b|GatedRepoError"
+    r"|RepositoryNotFoundError|RevisionNotFoundError|Access to model \S+ is restricted"
+    r"|not a valid model identifier|api_key not configured|is not logged in",
+    re.IGNORECASE,
+)
+
+
+def is_denied(text: str) -> bool:
+    """Returns whether a server refused the user's request, as it would refuse it again."""
+    return _DENIED.search(text) is not None
+
+
+def comes_from_outside(text: str) -> bool:
+    """Returns whether the network, a server or a device caused the error, at any step."""
+    lasts = _LASTING.search(text) is not None or is_denied(text)
+    return not lasts and _OUTSIDE.search(text) is not None
+
+
+def may_pass(text: str) -> bool:
+    """Returns whether the same error at the same step may be gone at a third attempt."""
+    return comes_from_outside(text) or (not is_denied(text) and _LIMIT.search(text) is not None)
