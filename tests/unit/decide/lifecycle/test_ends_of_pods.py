@@ -143,7 +143,7 @@ def test_a_signal_is_named(code: int, words: str) -> None:
 def test_a_child_that_is_killed_for_host_memory_is_a_lack_of_it(
     message: str, *, is_memory: bool
 ) -> None:
-    """A container keeps the reason OOMKilled if any of its processes was killed, however long ago."""
+    """A container keeps the reason OOMKilled if any of its processes was ever killed."""
     report = make_report(step=7, failure=FailureClass.USER_ERROR, message=message)
     job = ended(RUNNING, terminated(1, "OOMKilled", report.to_text()))
     assert job.status.failure is not None

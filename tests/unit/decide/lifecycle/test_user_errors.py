@@ -67,7 +67,7 @@ TEXTS: dict[str, tuple[int, str]] = {
     "no token": (1, "requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https"),
     "no access": (1, "Access to model meta-llama/Llama-3.1-8B is restricted. You must have access"),
     "no key": (1, "wandb.errors.errors.UsageError: api_key not configured (no-tty)."),
-    "said in a frame": (2, "│ No such option: --epcohs │\n╰──────────────────────────╯"),
+    "said in a frame": (2, "\u2502 No such option: --epcohs \u2502\n\u2570\u2500\u2500\u256f"),
     "said after it": (1, "ModuleNotFoundError: No module named 'x'\nmake: *** [Makefile:2: train]"),
 }
 
