@@ -165,6 +165,16 @@ def test_a_script_that_fails_before_it_trains_says_why(tmp_path: Path) -> None:
     for source, text in (
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("import sys; sys.exit(3)", "the script ended with exit code 3"),
+        ("import sys; sys.exit('no data')", "the script ended with: no data"),
+        (
+            "import argparse; argparse.ArgumentParser('train').parse_args(['--lr', '1'])",
+            "the script ended with exit code 2: train: error: unrecognized arguments: --lr 1",
+        ),
+        (
+            "import sys\ntry: int('a')\nexcept ValueError: sys.exit(2)",
+            "the script ended with exit code 2: "
+            "ValueError: invalid literal for int() with base 10: 'a'",
+        ),
         ("print(", "SyntaxError: '(' was never closed (train.py, line 1)"),
     ):
         (tmp_path / "train.py").write_text(source)

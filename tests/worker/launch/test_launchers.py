@@ -126,6 +126,28 @@ def test_several_modules_of_several_processes_are_said_to_be_left_alone(
     assert losses(tmp_path) == tuned
 
 
+FAILS_EARLY = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", "raise KeyError('of a process that a rank started')"])
+raise ValueError("no such model")
+"""
+
+
+def test_a_rank_that_fails_before_it_trains_says_why(tmp_path: Path) -> None:
+    """The launcher reports an exit code only. What a rank starts may fail, and the rank go on."""
+    done, report = launch(tmp_path, FAILS_EARLY, ["torchrun", "--standalone"])
+    assert done.returncode == 1
+    assert report.failure == Failure(FailureClass.USER_ERROR, "ValueError: no such model")
+
+
+def test_a_rank_that_says_nothing_has_its_code_in_the_launchers_words(tmp_path: Path) -> None:
+    done, report = launch(tmp_path, "import os; os._exit(3)", ["torchrun", "--standalone"])
+    assert done.returncode == 1
+    assert report.failure is not None
+    text = "ChildFailedError: train.py: rank 0 ended with exit code 3; the log has its error"
+    assert report.failure.message == text
+
+
 def test_the_process_that_failed_first_has_the_last_word(tmp_path: Path) -> None:
     done, report = launch(tmp_path, DISTRIBUTED, TORCHRUN, "fail")
     assert done.returncode == 1

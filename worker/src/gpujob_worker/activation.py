@@ -12,7 +12,7 @@ import atexit
 import os
 import sys
 
-from gpujob_worker.launch.first_process import is_first_process
+from gpujob_worker.launch.first_process import is_first_process, is_rank_of_first_process
 from gpujob_worker.launch.import_hooks import when_imported
 
 TYPE_CHECKING = False
@@ -48,7 +48,7 @@ def start() -> None:
     when_imported("torch", _torch_is_there, before=_prepare)
     for name in LIBRARIES:
         when_imported(name, before=_prepare)
-    if is_first_process():
+    if is_first_process() or is_rank_of_first_process():
         # Its end is reported even if it ends before it trains.
         _prepare()
     # The script reads its arguments later, possibly before it imports anything.

@@ -20,6 +20,7 @@ from gpujob_worker.launch.batch_flags import adapt
 from gpujob_worker.launch.first_process import (
     end_run,
     is_first_process,
+    is_rank_of_first_process,
     is_started_by_first_process,
 )
 from gpujob_worker.launch.import_hooks import when_imported
@@ -233,7 +234,7 @@ class Process:
             return
         self._ended = True
         with contextlib.suppress(Exception):
-            if session.started or session.is_first:
+            if session.started or session.is_first or self._is_failed_rank():
                 self._say_if_past_the_hook(session)
                 stopped = self._end.stopped
                 session.finish(self._end.error, launches=_is_launcher(), stopped=stopped)
@@ -242,6 +243,12 @@ class Process:
         listens = session.listens_to_stops and not session.inert
         if session.is_unfinished or (session.broke_off and listens):
             _leave_unfinished()
+
+    def _is_failed_rank(self) -> bool:
+        """Returns whether a launcher's rank failed before it trained. The launcher itself only
+        reports an exit code.
+        """
+        return self._end.error is not None and is_rank_of_first_process()
 
     def _is_stopped(self) -> bool:
         return self._session is not None and self._session.stop.requested

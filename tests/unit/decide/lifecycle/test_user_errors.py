@@ -150,6 +150,10 @@ def test_a_launcher_alone_is_no_mistake(launcher: str) -> None:
         ("TypeError: got an unexpected keyword 'timeout'", FailureClass.USER_ERROR),
         ("ModuleNotFoundError: No module named 'socketio'", FailureClass.USER_ERROR),
         ("DistNetworkError: The server socket: EADDRINUSE", FailureClass.USER_ERROR),
+        (
+            "ProcessRaisedException: \n  File 'connection.py', line 2\nValueError: no such model",
+            FailureClass.USER_ERROR,
+        ),
         ("OSError: [Errno 28] No space left on device", FailureClass.USER_ERROR),
     ],
 )

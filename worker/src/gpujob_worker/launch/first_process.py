@@ -36,6 +36,14 @@ def is_started_by_first_process() -> bool:
     return False
 
 
+def is_rank_of_first_process() -> bool:
+    """Returns whether this process is a rank that torch's launcher, as the first process, started.
+
+    Processes that a rank starts have the same variables, and another parent.
+    """
+    return "TORCHELASTIC_RUN_ID" in os.environ and is_started_by_first_process()
+
+
 def first_is_no_python() -> bool:
     """Returns whether the first process runs and is a shell or another program that is
     not Python.

@@ -52,7 +52,7 @@ def classify(
     `used_bytes` is the memory that the process used before. `predicted_bytes` is the memory that
     the job was found to need.
     """
-    message = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {_of_rank(error) or error}"
     if is_out_of_memory(error):
         kind = FailureClass.OUT_OF_MEMORY
     elif type(error).__module__.startswith("gpujob_worker.checkpoint"):
@@ -69,6 +69,19 @@ def classify(
         asked = _needed(str(error), used_bytes)
         needed = max(asked or 0, predicted_bytes or 0) or None
     return Failure(kind, message[:MESSAGE_CHARACTERS_MAX], needed)
+
+
+def _of_rank(error: BaseException) -> str:
+    """Returns how the first failed rank of torch's launcher ended, or "". The error itself is a
+    table over many lines.
+    """
+    failures: Any = getattr(error, "failures", None)
+    first: Any = getattr(error, "get_first_failure", None)
+    if type(error).__name__ != "ChildFailedError" or not failures or first is None:
+        return ""
+    rank, failure = first()
+    script = getattr(error, "name", "")
+    return f"{script}: rank {rank} ended with exit code {failure.exitcode}; the log has its error"
 
 
 def is_interruption(error: BaseException, *, stopped: bool) -> bool:
@@ -174,10 +187,17 @@ def end_of(
         return RunEnd(interrupted=True, note="the launcher was asked to stop")
     if is_interruption(error, stopped=stopped):
         if isinstance(error, SystemExit):
-            return RunEnd(interrupted=True, note=f"the script ended with exit code {error.code}")
+            return RunEnd(interrupted=True, note=_exit_in_words(error))
         text = f"the script broke off with {type(error).__name__}: {error}"
         return RunEnd(interrupted=True, broke_off=True, note=text[:MESSAGE_CHARACTERS_MAX])
     if isinstance(error, SystemExit):
-        text = f"the script ended with exit code {error.code}"
+        text = _exit_in_words(error)
         return RunEnd(failure=Failure(FailureClass.USER_ERROR, text[:MESSAGE_CHARACTERS_MAX]))
     return RunEnd(failure=classify(error, used_bytes, predicted_bytes))
+
+
+def _exit_in_words(error: SystemExit) -> str:
+    if isinstance(error.code, str):
+        return f"the script ended with: {error.code}"
+    words = getattr(error, "words", "")
+    return f"the script ended with exit code {error.code}{f': {words}' if words else ''}"

@@ -19,6 +19,26 @@ from typing import Any, NoReturn
 _RUNS_CHILD = getattr(getattr(BaseProcess, "_bootstrap", None), "__code__", None)
 
 
+class Exited(SystemExit):
+    """An exit by `sys.exit`, with what the script printed about it, as far as that is known."""
+
+    def __init__(self, status: object, words: str) -> None:
+        super().__init__(status)
+        self.words = words
+
+
+def _words_about_exit() -> str:
+    """Returns the message of a parser that ends the script, or the error that the script handles.
+
+    `argparse` only prints its message. Other parsers raise an error and catch it themselves.
+    """
+    caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    if caller.f_globals.get("__name__") == "argparse":
+        return str(caller.f_locals.get("message") or "").strip()
+    handled = sys.exc_info()[1]
+    return "" if handled is None else f"{type(handled).__name__}: {handled}"
+
+
 class ScriptEnd:
     """Watches for the script's end without affecting it."""
 
@@ -37,7 +57,7 @@ class ScriptEnd:
 
         @functools.wraps(plain_exit)
         def exit(status: Any = None, /) -> NoReturn:  # noqa: A001 - the standard library's name
-            self._exit, self._stopped = SystemExit(status), self.stops()
+            self._exit, self._stopped = Exited(status, _words_about_exit()), self.stops()
             plain_exit(status)
 
         def show(

@@ -22,7 +22,7 @@ _LASTING = re.compile(
     r"|UnboundLocalError|AttributeError|TypeError|KeyError|IndexError|AssertionError"
     r"|PermissionError|FileNotFoundError)\b"
     r"|address already in use|EADDRINUSE",
-    re.IGNORECASE,
+    re.IGNORECASE | re.MULTILINE,
 )
 # A server answers that the user may not do this, or that there is no such thing.
 _DENIED = re.compile(
@@ -40,6 +40,7 @@ def is_denied(text: str) -> bool:
 
 def comes_from_outside(text: str) -> bool:
     """Returns whether the network, a server or a device caused the error, at any step."""
+    text = _ends(text)
     lasts = _LASTING.search(text) is not None or is_denied(text)
     return not lasts and _OUTSIDE.search(text) is not None
 
@@ -47,3 +48,11 @@ def comes_from_outside(text: str) -> bool:
 def may_pass(text: str) -> bool:
     """Returns whether the same error at the same step may be gone at a third attempt."""
     return comes_from_outside(text) or (not is_denied(text) and _LIMIT.search(text) is not None)
+
+
+def _ends(text: str) -> str:
+    """Returns the first and the last line. A traceback between them names files such as
+    `connection.py`.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    return "\n".join({lines[0]: None, lines[-1]: None})
