@@ -5,10 +5,18 @@ from dataclasses import replace
 from gpujob_api.gpujob import GPUJobStatus, JobPhase
 from gpujob_api.meta import ConditionStatus
 from gpujob_operator.decide.model import conditions
-from gpujob_operator.decide.model.plan import CreatePod, DeletePod, WriteStatus
+from gpujob_operator.decide.model.plan import CreatePod, DeletePod, Plan, WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.planner import plan
-from tests.harness.builders import after, make_job, make_node, make_pods, make_snapshot, running
+from tests.harness.builders import (
+    after,
+    make_gpu_node,
+    make_job,
+    make_node,
+    make_pods,
+    make_snapshot,
+    running,
+)
 
 
 def seen(silent: bool, job_before: Snapshot | None = None) -> Snapshot:
@@ -61,3 +69,42 @@ def test_a_node_that_is_removed_is_not_said_to_be_back() -> None:
 def _reason(status: GPUJobStatus) -> str:
     found = conditions.find(status, conditions.RUNNING)
     return found.reason if found is not None else ""
+
+
+def hang_seconds() -> int:
+    return make_job().spec.retry.hang_timeout_seconds
+
+
+def test_a_job_on_a_silent_node_is_not_hung() -> None:
+    """Its worker cannot report. Nothing is known of its progress."""
+    silent = plan(seen(True), after(hang_seconds() + 100))
+    (write,) = [item for item in silent.items if isinstance(item, WriteStatus)]
+    assert (write.status.phase, _reason(write.status)) == (JobPhase.RUNNING, "NodeUnreachable")
+
+
+def test_a_gang_that_waits_for_a_worker_on_a_silent_node_is_not_hung() -> None:
+    gang = running(make_job(workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-0",)))
+    nodes = [make_node("n0"), make_node("n1", ready=False, not_ready_since=after(0))]
+    agents = [make_gpu_node("n0"), make_gpu_node("n1")]
+    snapshot = replace(make_snapshot(gang, nodes=nodes, gpu_nodes=agents), pods=make_pods(gang))
+    found = plan(snapshot, after(hang_seconds() + 100))
+    (write,) = [item for item in found.items if isinstance(item, WriteStatus)]
+    assert write.status.phase is JobPhase.RUNNING
+
+
+def test_a_node_that_is_back_has_the_whole_time_to_show_progress() -> None:
+    back_at = hang_seconds() + 200
+    silent = plan(seen(True), after(back_at - 100))
+    (write,) = [item for item in silent.items if isinstance(item, WriteStatus)]
+    before = Snapshot(jobs=(replace(write.job, status=write.status),))
+    found = plan(seen(False, before), after(back_at))
+    (back,) = [item for item in found.items if isinstance(item, WriteStatus)]
+    assert back.status.phase is JobPhase.RUNNING
+    later = Snapshot(jobs=(replace(back.job, status=back.status),))
+    assert not _stopped(plan(seen(False, later), after(back_at + hang_seconds() - 10)))
+    assert _stopped(plan(seen(False, later), after(back_at + hang_seconds() + 10)))
+
+
+def _stopped(found: Plan) -> bool:
+    statuses = [item.status for item in found.items if isinstance(item, WriteStatus)]
+    return any(status.phase is JobPhase.STOPPING for status in statuses)

@@ -116,11 +116,11 @@ def _hung(
     job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime, deadline: datetime
 ) -> StopReason | None:
     limit_seconds = job.spec.retry.hang_timeout_seconds
-    if _works_silently(job, inputs):
+    if _works_silently(job, inputs) or _is_cut_off(inputs):
         return None
     # The status is written at intervals, so the last report may be newer.
     status = with_report(job, job.status, inputs.report, configuration)
-    idle_seconds = is_hung(status, limit_seconds, now, inputs.listening_since)
+    idle_seconds = is_hung(status, limit_seconds, now, _heard_since(job, inputs))
     if idle_seconds is None:
         return None
     gone = gone_gpus(job, inputs.sites)
@@ -140,3 +140,22 @@ def _works_silently(job: GPUJob, inputs: JobInputs) -> bool:
     speaks = inputs.report is not None and inputs.report.report.attempt == job.status.attempt
     busy = inputs.usage is not None and inputs.usage.utilization_percent >= BUSY_PERCENT_MIN
     return busy and not (spoke or speaks)
+
+
+def _is_cut_off(inputs: JobInputs) -> bool:
+    """Returns whether a node of the attempt does not answer. Its worker cannot report, and the
+    workers of a gang wait for it.
+    """
+    facts = (site.facts for site in inputs.sites)
+    return any(one is not None and one.not_ready_since is not None for one in facts)
+
+
+def _heard_since(job: GPUJob, inputs: JobInputs) -> datetime | None:
+    """Returns since when reports of the job can arrive, or None if they always could.
+
+    A node that was silent for long has the condition Running changed when it answers again.
+    """
+    running = conditions.find(job.status, conditions.RUNNING)
+    answers_since = running.last_transition_time if running is not None else None
+    moments = [at for at in (inputs.listening_since, answers_since) if at is not None]
+    return max(moments, default=None)
