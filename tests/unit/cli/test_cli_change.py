@@ -117,6 +117,17 @@ def test_a_rerun_has_a_new_name_and_nothing_of_the_status() -> None:
     assert "suspend" not in made["spec"], "whoever repeats a job wants it to run"
 
 
+def test_a_rerun_belongs_to_no_tool_that_applied_the_first_job() -> None:
+    """Argo CD deletes what carries its labels and is not in its repository."""
+    marks = {"app.kubernetes.io/instance": "team", "argocd.argoproj.io/tracking-id": "team:x"}
+    held = job(spec=template("python", "train.py"))
+    held = replace(held, metadata=replace(held.metadata, labels={"owner": "ann", **marks}))
+    cluster = MemoryCluster([held])
+    run_command(cluster, "rerun", "resnet50")
+    [made] = cluster.created
+    assert made["metadata"]["labels"] == {"owner": "ann"}
+
+
 @pytest.mark.parametrize(
     ("command", "expected"),
     [

@@ -12,8 +12,20 @@ from kubectl_gpujob.errors import EXIT_DONE, UsageError, UserError
 from kubectl_gpujob.grammar import World, add_output, add_target
 from kubectl_gpujob.names import check_name, new_name
 
-# Keys that belong to the first object alone.
-_OWN_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration",)
+# Keys that belong to the first object alone. A tool that applies a set of objects finds its own by
+# them, and deletes those that are not in its source.
+_OWN_KEYS = (
+    "kubectl.kubernetes.io/last-applied-configuration",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/managed-by",
+    "argocd.argoproj.io/",
+    "helm.sh/",
+    "meta.helm.sh/",
+    "helm.toolkit.fluxcd.io/",
+    "kustomize.toolkit.fluxcd.io/",
+    "applyset.kubernetes.io/",
+    "gpujob.dev/",
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,18 +98,17 @@ def copy_of(manifest: Manifest, name: str, settings: Sequence[str]) -> dict[str,
     container = _worker(spec)
     for text in settings:
         _set(container, text)
-    annotations = {
-        key: value
-        for key, value in (metadata.get("annotations") or {}).items()
-        if key not in _OWN_ANNOTATIONS
-    }
-    kept = {"labels": metadata.get("labels"), "annotations": annotations}
+    kept = {name: _shared(metadata.get(name) or {}) for name in ("labels", "annotations")}
     return {
         "apiVersion": API_VERSION,
         "kind": "GPUJob",
         "metadata": {"name": name, **{key: value for key, value in kept.items() if value}},
         "spec": spec,
     }
+
+
+def _shared(keys: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in keys.items() if not key.startswith(_OWN_KEYS)}
 
 
 def _worker(spec: dict[str, Any]) -> dict[str, Any]:
