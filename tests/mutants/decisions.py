@@ -246,15 +246,15 @@ DECISIONS = (
     of_decide(
         "exit 0 is always the end",
         "lifecycle/done.py",
-        "    return not (outside_reason(pod) or _is_ended_by_stop(pod, words, around))",
+        "    return not _is_ended_from_outside(pod, words, around)",
         "    return True",
         "lifecycle/test_done.py",
     ),
     of_decide(
         "whoever heard a signal and ended with 0 was done",
         "lifecycle/done.py",
-        "words.phase is WorkerPhase.DRAINING:",
-        "words.phase is WorkerPhase.STARTING:",
+        "if words is not None and words.phase is WorkerPhase.DRAINING:",
+        "if words is not None and words.phase is WorkerPhase.STARTING:",
         "lifecycle/test_done.py",
     ),
     of_decide(

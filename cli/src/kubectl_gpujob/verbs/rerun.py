@@ -24,7 +24,8 @@ _OWN_KEYS = (
     "helm.toolkit.fluxcd.io/",
     "kustomize.toolkit.fluxcd.io/",
     "applyset.kubernetes.io/",
-    "gpujob.dev/",
+    "gpujob.dev/service",
+    "gpujob.dev/revision",
 )
 
 

@@ -138,6 +138,40 @@ def test_a_worker_that_fails_without_its_gpu_is_no_failure_of_the_job(
     assert found.counters.interruptions == 1 - counted
 
 
+DEVICE_ERROR = "AcceleratorError: CUDA error: unspecified launch failure"
+
+
+@pytest.mark.parametrize(
+    ("message", "step", "counted"),
+    [(DEVICE_ERROR, 0, 0), (DEVICE_ERROR, 40, 0), ("ValueError: no such model", 40, 1)],
+)
+def test_a_worker_whose_gpu_broke_before_its_stop_was_decided_is_no_failure_of_the_job(
+    message: str, step: int, counted: int
+) -> None:
+    """The error ends the worker at once, and the agent reports the GPU a second later."""
+    job = running(make_job(), started_at=after(0))
+    words = make_report(step=step, failure=FailureClass.USER_ERROR, message=message)
+    pods = make_pods(job, exit_code=1, termination=words)
+    found = status_of(decided(job, make_gpu("GPU-0", healthy=False), pods=pods))
+    assert found.phase is JobPhase.PENDING
+    assert found.counters.errors == counted
+    assert found.counters.unhealthy_gpus == 1 - counted
+    assert (found.last_error is not None) is bool(counted)
+
+
+def test_an_error_of_a_device_before_the_first_step_is_tried_once_more() -> None:
+    """Also if the agent does not find the GPU broken. The same error again is the program's."""
+    job = running(make_job(), started_at=after(0))
+    phases: list[JobPhase | None] = []
+    for attempt in (1, 2):
+        words = make_report(attempt, step=0, failure=FailureClass.USER_ERROR, message=DEVICE_ERROR)
+        pods = make_pods(job, exit_code=1, termination=words)
+        found = status_of(decided(job, make_gpu("GPU-0"), pods=pods))
+        phases.append(found.phase)
+        job = running(make_job(), attempt=2, last_error=found.last_error, counters=found.counters)
+    assert phases == [JobPhase.PENDING, JobPhase.FAILED]
+
+
 def test_with_a_cache_it_is_seen_in_the_cycle_of_the_reading() -> None:
     planner, job = Planner(), running(make_job("job"), progressed_at=after(0))
     whole = make_snapshot(job, pods=make_pods(job), gpu_nodes=[make_gpu_node("n0")])

@@ -132,3 +132,37 @@ def test_an_interruption_between_them_says_nothing_of_the_error() -> None:
 def test_the_limit_is_said_where_it_is_reached() -> None:
     job = again(ended(running(make_job(retries=1)), **reported(7)))
     assert "retry.limit is 1" in said(ended(job, **reported(7)))
+
+
+def broke_off(attempt: int, step: int = 40) -> dict[str, Any]:
+    """As `os._exit(0)` ends a script, which a stop that leaves no sign may do too."""
+    return {"exit_code": 0, "termination": make_report(attempt, step=step, steps_total=1000)}
+
+
+def test_a_script_that_ends_early_twice_by_itself_does_so_each_time() -> None:
+    job = ended(running(make_job()), **broke_off(1))
+    assert job.status.phase is JobPhase.PENDING
+    assert job.status.counters.errors == 0
+    job = ended(again(ended(again(job), exit_code=143)), **broke_off(3, step=57))
+    assert job.status.phase is JobPhase.FAILED
+    assert "nothing asked it to end" in said(job)
+    assert "not tried again" in said(job)
+
+
+def test_a_script_that_ends_early_and_gets_on_is_started_again() -> None:
+    """Its checkpoint shows it."""
+    job = ended(running(make_job()), **broke_off(1))
+    for attempt in range(2, 6):
+        saved = make_report(
+            attempt, step=40 * attempt, checkpoint_step=40 * attempt, steps_total=1000
+        )
+        job = ended(again(job), exit_code=0, termination=saved)
+        assert job.status.phase is JobPhase.PENDING
+
+
+def test_an_early_end_with_a_sign_from_outside_is_none_by_itself() -> None:
+    job = running(make_job())
+    for attempt in range(1, 5):
+        job = ended(job, **broke_off(attempt), reason="Evicted")
+        assert job.status.last_error is None
+        job = again(job)

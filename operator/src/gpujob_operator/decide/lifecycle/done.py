@@ -120,12 +120,28 @@ def is_done(pod: PodView, around: Circumstances) -> bool:
         # One of its processes other than the first was killed, and the first went on, as a shell
         # does.
         return False
-    unknown_seconds = UNREPORTED_SECONDS
-    if pod.termination is None:
-        unknown_seconds = UNRECEIVED_SECONDS + around.report_age_seconds
-    if words is not None and _broke_off(words, unknown_seconds):
+    if words is not None and _broke_off(words, _unknown_seconds(pod, around)):
         return False
-    return not (outside_reason(pod) or _is_ended_by_stop(pod, words, around))
+    return not _is_ended_from_outside(pod, words, around)
+
+
+def broke_off_by_itself(pod: PodView, around: Circumstances) -> bool:
+    """Returns whether the worker ended with 0 before its last step and nothing asked it to."""
+    words = _last_report(pod, around)
+    if pod.exit_code != EXIT_DONE or words is None or words.phase is WorkerPhase.DRAINING:
+        return False
+    broke_off = _broke_off(words, _unknown_seconds(pod, around))
+    return broke_off and not _is_ended_from_outside(pod, words, around)
+
+
+def _unknown_seconds(pod: PodView, around: Circumstances) -> float:
+    """Returns how long the script may have run after its last words."""
+    received_only = pod.termination is None
+    return UNRECEIVED_SECONDS + around.report_age_seconds if received_only else UNREPORTED_SECONDS
+
+
+def _is_ended_from_outside(pod: PodView, words: Report | None, around: Circumstances) -> bool:
+    return bool(outside_reason(pod)) or _is_ended_by_stop(pod, words, around)
 
 
 def _last_report(pod: PodView, around: Circumstances) -> Report | None:

@@ -15,7 +15,7 @@ from gpujob_api.start_refusal import OthersStopped
 from gpujob_operator.decide.lifecycle import untuned
 from gpujob_operator.decide.lifecycle.cost import cost_so_far
 from gpujob_operator.decide.lifecycle.done import circumstances_of
-from gpujob_operator.decide.lifecycle.faults import without_gone_gpus_faults
+from gpujob_operator.decide.lifecycle.faults import without_gpus_faults
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.out_of_memory import without_others_faults
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome, judge
@@ -60,7 +60,7 @@ def end_attempt(
     judged = judge(job, pods, inputs.lost_nodes, around)
     access = configuration.device_access
     outcome = without_others_faults(job, judged, pods, inputs.sites, access)
-    outcome = without_gone_gpus_faults(job, outcome, inputs.sites)
+    outcome = without_gpus_faults(job, outcome, inputs.sites)
     if outcome.refusal is not None:
         job = replace(job, status=with_refusal(job, outcome.refusal, configuration, now))
     if outcome.end is AttemptEnd.SUCCEEDED:

@@ -58,14 +58,11 @@ def of(
         found = _noticed(site.node, site.facts, now, deadline)
         if found is not None:
             return found
-        closed = site.facts.closed
-        if closed is not None and closed.reason is ClosedReason.STALE:
+        if _is_stale(site.facts):
             continue  # Stale readings never stop a job (I14).
-        for gpu in site.gpus:
-            blocked = gpu.blocked
-            if blocked is not None and blocked.reason is BlockedReason.UNHEALTHY:
-                message = f"GPU {gpu.uuid} on {site.node} is {blocked.text}"
-                return StopReason(GPU_UNHEALTHY, message, deadline)
+        unhealthy = _unhealthy_gpu(site)
+        if unhealthy:
+            return StopReason(GPU_UNHEALTHY, unhealthy, deadline)
         fresh += site.gpus
     if device_access is DeviceAccess.DEVICE_PLUGIN:
         # The kubelet assigns each GPU once. Two jobs on one GPU only mean that a reading is still
@@ -249,20 +246,45 @@ def seconds_until_silent(job: GPUJob, inputs: JobInputs, now: datetime) -> float
     return SILENT_SECONDS - (now - max(moments)).total_seconds()
 
 
-def without_gone_gpus_faults(job: GPUJob, outcome: Outcome, sites: Sites) -> Outcome:
-    """Returns the outcome, changed to an interruption if a lost GPU may explain the failure.
+def without_gpus_faults(job: GPUJob, outcome: Outcome, sites: Sites) -> Outcome:
+    """Returns the outcome, changed to an interruption if a GPU may explain the failure.
 
-    That is so if a GPU of the attempt is gone and a worker failed for no known reason of its own.
+    That is so if a GPU of the attempt is gone or unhealthy, and a worker failed for no known reason
+    of its own.
     """
     failure = outcome.failure
     unexplained = failure is not None and failure.failure_class is FailureClass.UNKNOWN
     if outcome.end is not AttemptEnd.FAILED or failure is None or not unexplained:
         return outcome
-    gone = gone_gpus(job, sites) if rule_of(job.status.stop).failure is None else ""
-    if not gone:
+    if rule_of(job.status.stop).failure is not None:
         return outcome
-    excused = JobFailure(failure.failure_class, f"{failure.message}; not counted, because {gone}")
-    return replace(outcome, end=AttemptEnd.INTERRUPTED, failure=excused)
+    gone = gone_gpus(job, sites)
+    unhealthy = next((text for text in map(_unhealthy_gpu, sites) if text), "")
+    if not gone and not unhealthy:
+        return outcome
+    text = f"{failure.message}; not counted, because {gone or unhealthy}"
+    return replace(
+        outcome,
+        end=AttemptEnd.INTERRUPTED,
+        failure=JobFailure(failure.failure_class, text),
+        error="",
+        gpu_broke=bool(unhealthy),
+    )
+
+
+def _unhealthy_gpu(site: WorkerSite) -> str:
+    """Returns a message about the first unhealthy GPU of a fresh reading, or ""."""
+    if site.facts is None or _is_stale(site.facts):
+        return ""
+    for gpu in site.gpus:
+        blocked = gpu.blocked
+        if blocked is not None and blocked.reason is BlockedReason.UNHEALTHY:
+            return f"GPU {gpu.uuid} on {site.node} is {blocked.text}"
+    return ""
+
+
+def _is_stale(facts: NodeFacts) -> bool:
+    return facts.closed is not None and facts.closed.reason is ClosedReason.STALE
 
 
 def _tells(site: WorkerSite) -> bool:

@@ -38,7 +38,7 @@ def without_others_faults(
         return outcome
     text = f"{failure.message}; not counted, because others took its memory: "
     excused = JobFailure(failure.failure_class, text + pressure_message(full))
-    return replace(outcome, end=AttemptEnd.INTERRUPTED, failure=excused)
+    return replace(outcome, end=AttemptEnd.INTERRUPTED, failure=excused, error="")
 
 
 def _is_stale(site: WorkerSite) -> bool:

@@ -16,6 +16,7 @@ from gpujob_operator.decide.lifecycle.done import (
     NODE_LOSSES,
     OOM_KILLED,
     Circumstances,
+    broke_off_by_itself,
     known_done,
     node_refused,
     outside_reason,
@@ -74,7 +75,8 @@ class Outcome:
     # After an interruption: a failure that was caused from outside (see `out_of_memory`), or None.
     failure: JobFailure | None = None
     step: int = 0
-    # After a failure: the error as reported by the worker or the log's last line, or "".
+    # After a failure: the error as reported by the worker or the log's last line, or "". After an
+    # interruption: how a worker ended with 0 before its last step although nothing asked it to.
     error: str = ""
     # After an interruption: the node that was lost without notice, or "".
     lost_node: str = ""
@@ -82,6 +84,8 @@ class Outcome:
     refusal: Refusal | None = None
     # After an interruption: what ended a worker from outside, in words, or "".
     ended_by: str = ""
+    # After an interruption: a GPU of the attempt became unhealthy, and a worker failed.
+    gpu_broke: bool = False
 
 
 def judge(
@@ -122,7 +126,14 @@ def judge(
         lost = _lost_node(job, pods, lost_nodes)
         refusal = None if lost or ours else refused_start(job, pods)
         by = _ended_by(pods)
-        return Outcome(AttemptEnd.INTERRUPTED, lost_node=lost, refusal=refusal, ended_by=by)
+        error = "" if ours or lost else _broken_off(pods, around)
+        return Outcome(
+            AttemptEnd.INTERRUPTED,
+            error=error,
+            lost_node=lost,
+            refusal=refusal,
+            ended_by=by or error,
+        )
     steps = [pod.termination.step for pod in pods if pod.termination is not None]
     return Outcome(AttemptEnd.FAILED, real[0].failure, max(steps, default=0), real[0].error)
 
@@ -144,11 +155,21 @@ def _ended_by(pods: tuple[PodView, ...]) -> str:
             said = f": {pod.message[-200:]}" if pod.message and reason == pod.reason else ""
             text = f"pod {pod.name} was ended from outside ({reason}{said})"
             return f"{text} before its last step" if pod.exit_code == EXIT_DONE else text
-        if pod.exit_code == EXIT_DONE:
-            return f"worker {pod.rank} was asked to end, and ended with 0 before its last step"
         if _left_as_asked(pod) or pod.exit_code in _INTERRUPTED:
-            return f"worker {pod.rank} was asked to end, and ended with {pod.exit_code}"
+            early = " before its last step" if pod.exit_code == EXIT_DONE else ""
+            return f"worker {pod.rank} was asked to end, and ended with {pod.exit_code}{early}"
     return ""
+
+
+def _broken_off(pods: tuple[PodView, ...], around: Circumstances) -> str:
+    """Returns which worker ended early by itself with 0, in words, or ""."""
+    rank = next((pod.rank for pod in pods if broke_off_by_itself(pod, around)), None)
+    if rank is None:
+        return ""
+    return (
+        f"worker {rank} ended with 0 before its last step, and nothing asked it to end; "
+        "a script is done when it returns, or by sys.exit"
+    )
 
 
 def _lost_peer(

@@ -30,8 +30,8 @@ def is_repeated(job: GPUJob, outcome: Outcome) -> bool:
 
 
 def with_last_error(status: GPUJobStatus, outcome: Outcome) -> GPUJobStatus:
-    """Returns the status that records the failure. An interruption changes nothing."""
-    if outcome.end is not AttemptEnd.FAILED:
+    """Returns the status that records the error. An interruption without one changes nothing."""
+    if outcome.end is not AttemptEnd.FAILED and not outcome.error:
         return status
     return changed(status, last_error=error_of(outcome))
 
@@ -39,7 +39,8 @@ def with_last_error(status: GPUJobStatus, outcome: Outcome) -> GPUJobStatus:
 def error_of(outcome: Outcome) -> LastError | None:
     """Returns the error that an attempt failed with, or None if it is unknown or may pass."""
     failure = outcome.failure
-    if failure is None or failure.failure_class not in _MAY_REPEAT or not outcome.error:
+    passes = failure is not None and failure.failure_class not in _MAY_REPEAT
+    if passes or not outcome.error:
         return None
     if may_pass(outcome.error):
         return None

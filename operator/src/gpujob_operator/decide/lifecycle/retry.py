@@ -84,7 +84,7 @@ def interrupted(
         interruptions=before.interruptions + (not lost),
         node_lost=before.node_lost + lost,
         preemptions=before.preemptions + for_others,
-        unhealthy_gpus=_unhealthy_gpus(job, now),
+        unhealthy_gpus=_unhealthy_gpus(job, outcome, now),
         fruitless=_fruitless(job, configuration),
     )
     if counters.unhealthy_gpus >= UNHEALTHY_GPUS_MAX:
@@ -92,6 +92,9 @@ def interrupted(
             f"{counters.unhealthy_gpus} GPUs in a row became unhealthy under it, each within "
             f"{SOON_SECONDS:.0f} s of the attempt's start: not tried again"
         )
+        return RetryDecision(counters, False, None, message)
+    if counters.fruitless and is_repeated(job, outcome):
+        message = "the attempt before ended alike, so a third one would too: not tried again"
         return RetryDecision(counters, False, None, message)
     if counters.fruitless > FRUITLESS_INTERRUPTIONS_MAX:
         saved = durable_checkpoint(job, configuration)
@@ -143,7 +146,7 @@ def made_progress(job: GPUJob, configuration: Configuration) -> bool:
     return saved is not None and (before is None or saved.step > before)
 
 
-def _unhealthy_gpus(job: GPUJob, now: datetime) -> int:
+def _unhealthy_gpus(job: GPUJob, outcome: Outcome, now: datetime) -> int:
     """Returns how many consecutive attempts ended because a GPU soon became unhealthy.
 
     An attempt that ran for longer ends the row for any reason. A shorter attempt that ended
@@ -152,7 +155,7 @@ def _unhealthy_gpus(job: GPUJob, now: datetime) -> int:
     stop, started = job.status.stop, job.status.attempt_started_at
     if started is not None and (now - started).total_seconds() > SOON_SECONDS:
         return 0
-    broke = stop is not None and stop.reason == GPU_UNHEALTHY
+    broke = outcome.gpu_broke or (stop is not None and stop.reason == GPU_UNHEALTHY)
     return job.status.counters.unhealthy_gpus + broke
 
 

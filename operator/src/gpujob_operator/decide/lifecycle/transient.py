@@ -14,6 +14,11 @@ _OUTSIDE = re.compile(
     r"|ECC error|devices are busy|system not yet initialized|hardware error",
     re.IGNORECASE,
 )
+# A GPU that breaks, or a kernel that goes wrong on any.
+_DEVICE = re.compile(
+    r"CUDA error: (?:unspecified launch failure|unknown error|the launch timed out)|GPU is lost",
+    re.IGNORECASE,
+)
 # A limit that others may fill and leave. Before the first step it is rather the script's own.
 _LIMIT = re.compile(r"no space left|quota|too many|\block(?:ed)?\b", re.IGNORECASE)
 # A refusal, or an error of the script that only mentions one of these.
@@ -40,14 +45,19 @@ def is_denied(text: str) -> bool:
 
 def comes_from_outside(text: str) -> bool:
     """Returns whether the network, a server or a device caused the error, at any step."""
-    text = _ends(text)
-    lasts = _LASTING.search(text) is not None or is_denied(text)
-    return not lasts and _OUTSIDE.search(text) is not None
+    return _is_one_of(text, _OUTSIDE, _DEVICE)
 
 
 def may_pass(text: str) -> bool:
     """Returns whether the same error at the same step may be gone at a third attempt."""
-    return comes_from_outside(text) or (not is_denied(text) and _LIMIT.search(text) is not None)
+    return _is_one_of(text, _OUTSIDE, _LIMIT)
+
+
+def _is_one_of(text: str, *kinds: re.Pattern[str]) -> bool:
+    text = _ends(text)
+    if _LASTING.search(text) is not None or is_denied(text):
+        return False
+    return any(kind.search(text) is not None for kind in kinds)
 
 
 def _ends(text: str) -> str:
