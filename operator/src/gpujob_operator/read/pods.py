@@ -295,8 +295,9 @@ def _reason(status: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[str, s
     reason = text(mapping(state.get("terminated")).get("reason"))
     if reason not in ("", "Completed"):
         return reason, ""
-    initial = (mapping(one.get("state")) for one in mappings(status.get("initContainerStatuses")))
-    for one in (state, *initial):
+    kinds = ("initContainerStatuses", "containerStatuses")
+    states = (mapping(one.get("state")) for kind in kinds for one in mappings(status.get(kind)))
+    for one in (state, *states):
         waiting = mapping(one.get("waiting"))
         reason = text(waiting.get("reason"))
         if reason and reason not in _ORDINARY_WAITING:

@@ -160,7 +160,7 @@ def test_an_evicted_rank_stops_its_gang_in_two_phases() -> None:
     """The other ranks learn it with their reports, and keep their own grace (I13)."""
     places = (("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
     job = running(make_job(workers=2), *places)
-    evicted = make_pod(job, 0, deletion_at=after(40), reason="EvictionByEvictionAPI")
+    evicted = make_pod(job, 0, deletion_at=after(40), disruption="EvictionByEvictionAPI")
     other = make_pod(job, 1)
     first = step(job, evicted, other)
     assert first.status.phase is JobPhase.STOPPING

@@ -31,12 +31,16 @@ def terminated(code: int, reason: str = "Error", message: str = "") -> dict[str,
 
 
 def ended(
-    job: GPUJob, state: dict[str, Any] | None, phase: str = "Failed", **status: Any
+    job: GPUJob,
+    state: dict[str, Any] | None,
+    phase: str = "Failed",
+    at: float = 10.0,
+    **status: Any,
 ) -> GPUJob:
     manifest = pod_manifest(job, phase=phase, state=state)
     manifest["status"] |= status
-    node = make_gpu_node("n0", at=10)
-    found = plan(make_snapshot(job, pods=[pod_view(manifest)], gpu_nodes=[node]), after(10))
+    node = make_gpu_node("n0", at=at)
+    found = plan(make_snapshot(job, pods=[pod_view(manifest)], gpu_nodes=[node]), after(at))
     return replace(job, status=statuses(found.items)[job.metadata.name])
 
 
@@ -149,3 +153,24 @@ def test_a_child_that_is_killed_for_host_memory_is_a_lack_of_it(
     assert job.status.failure is not None
     assert (job.status.failure.failure_class is FailureClass.HOST_OUT_OF_MEMORY) is is_memory
     assert message in job.status.failure.message
+
+
+@pytest.mark.parametrize(
+    "worker", [NOT_STARTED, {"running": {"startedAt": "2026-01-01T00:00:05Z"}}]
+)
+def test_another_container_that_cannot_start_refuses_the_attempt(worker: dict[str, Any]) -> None:
+    """The pod stays Pending even if its worker runs. The worker would be stopped much later."""
+    other = {"waiting": {"reason": "ErrImagePull", "message": "no such image: shipper:1"}}
+    both = [{"name": "worker", "state": worker}, {"name": "shipper", "state": other}]
+    job = ended(STARTING, None, "Pending", at=40, containerStatuses=both)
+    assert job.status.stop is not None
+    assert job.status.stop.reason == "CannotStart"
+    assert "no such image: shipper:1" in job.status.stop.message
+
+
+def test_init_containers_that_take_too_long_are_named() -> None:
+    running_since = {"running": {"startedAt": "2026-01-01T00:00:05Z"}}
+    job = ended(STARTING, NOT_STARTED, "Pending", at=700, **init("fetch-data", running_since))
+    assert job.status.stop is not None
+    assert job.status.stop.reason == "StartTimeout"
+    assert "the init containers of pod job-1-0 have not ended" in job.status.stop.message

@@ -12,7 +12,7 @@ from gpujob_operator.decide.measurement.progress import is_hung, with_report
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
-from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import (
     EVICTED,
     GPU_GONE,
@@ -74,7 +74,7 @@ def _evicted(pods: tuple[PodView, ...], deadline: datetime) -> StopReason | None
     """
     for pod in pods:
         if pod.deletion_at is not None and not pod.ended:
-            by = pod.disruption or pod.reason or "not by the operator"
+            by = pod.disruption or (pod.reason if pod.reason_is_of_pod else "not by the operator")
             return StopReason(EVICTED, f"pod {pod.name} is being deleted ({by})", deadline)
     return None
 
@@ -109,6 +109,9 @@ def _cannot_start(
     limit = configuration.start_timeout_seconds
     running = conditions.find(job.status, conditions.RUNNING)
     detail = f": {running.message}" if running is not None else ""
+    slow = [pod for pod in pods if pod.phase is PodPhase.PENDING and pod.last_change_at is not None]
+    if slow and not slow[0].reason:
+        detail = f": the init containers of pod {slow[0].name} have not ended"
     return StopReason(START_TIMEOUT, f"did not start within {limit:.0f} s{detail}", deadline)
 
 
