@@ -129,6 +129,14 @@ def test_a_launcher_does_not_hide_the_line(launcher: str) -> None:
     assert line in failure.message
 
 
+def test_of_a_traceback_its_last_line_is_reported() -> None:
+    text = "Traceback (most recent call last):\n  File 'x.py', line 2\nRuntimeError: it broke\n"
+    message = failed(1, text).failure.message
+    expected = "exited with code 1: RuntimeError: it broke; kubectl logs job-1-0 has the rest"
+    assert message.endswith(expected)
+    assert failed(3, "two lines\nof a log").failure.message.endswith("code 3: two lines\nof a log")
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_launcher_alone_is_no_mistake(launcher: str) -> None:
     assert not is_mistake(1, LAUNCHERS[launcher])

@@ -31,6 +31,7 @@ from gpujob_operator.decide.lifecycle.start_refusals import (
 from gpujob_operator.decide.lifecycle.transient import comes_from_outside
 from gpujob_operator.decide.lifecycle.user_errors import (
     lacks_relative_file,
+    last_exception,
     last_line,
     user_error_in,
 )
@@ -284,9 +285,10 @@ def _unreported_failure(job: GPUJob, pod: PodView) -> _Cause | None:
         text = f"{what}: {mistake}; kubectl logs {pod.name} has the rest"
         return _Cause(JobFailure(FailureClass.USER_ERROR, text), mistake)
     text = pod.termination_text or pod.message or pod.reason.removeprefix("Error")
-    detail = f": {text[-400:]}" if text else ""
-    if pod.termination is not None:
-        # The worker's last report takes the place of the log's last lines.
+    raised = last_exception(pod.termination_text)
+    detail = f": {raised or text[-400:]}" if text else ""
+    if raised or pod.termination is not None:
+        # A worker's last report takes the place of the log's last lines.
         detail += f"; kubectl logs {pod.name} has the rest"
     failure = JobFailure(FailureClass.UNKNOWN, f"{what}{detail}")
     is_abort = pod.exit_code == _EXIT_ABORTED

@@ -81,6 +81,12 @@ def last_line(text: str) -> str:
     return next(_lines_from_the_end(text), "")
 
 
+def last_exception(text: str) -> str:
+    """Returns the last line if a traceback ends with it, or ""."""
+    line = last_line(text)
+    return line if _ANY_EXCEPTION.match(line) is not None else ""
+
+
 def _lines_from_the_end(text: str) -> Iterator[str]:
     lines = (line.strip() for line in reversed(_without_launchers(text).splitlines()))
     return (line[:LINE_CHARACTERS_MAX] for line in lines if any(map(str.isalnum, line)))
