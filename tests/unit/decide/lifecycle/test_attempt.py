@@ -221,6 +221,15 @@ def test_suspend_and_a_hang_stop_the_attempt() -> None:
     assert "no progress for 61 s (retry.hangTimeoutSeconds is 60)" in hung.message
 
 
+@pytest.mark.parametrize(("step_made", "is_over"), [(1000, True), (999, False)])
+def test_a_hang_after_the_last_step_is_told_apart(step_made: int, is_over: bool) -> None:
+    job = running(make_job(hang_seconds=60))
+    words = make_report(step=step_made, steps_total=1000)
+    stop = step(job, make_pod(job), at=200, report=received(job, words, at=10)).status.stop
+    assert stop is not None
+    assert ("since its last step, 1000 of 1000" in stop.message) is is_over
+
+
 def test_what_does_not_start_in_time_is_stopped() -> None:
     job = placed(make_job())
     pod = make_pod(job, phase=PodPhase.PENDING, reason="PodInitializing", message="still fetching")

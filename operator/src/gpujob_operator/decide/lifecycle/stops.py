@@ -131,7 +131,20 @@ def _hung(
         # Some threads continue to report although the GPU is gone.
         return StopReason(GPU_GONE, f"no progress for {idle_seconds:.0f} s, and {gone}", deadline)
     message = f"no progress for {idle_seconds:.0f} s (retry.hangTimeoutSeconds is {limit_seconds})"
-    return StopReason(HUNG, message, deadline)
+    return StopReason(HUNG, f"{message}{_after_last_step(job, inputs)}", deadline)
+
+
+def _after_last_step(job: GPUJob, inputs: JobInputs) -> str:
+    """Returns a hint if training is over and something else has not ended, or ""."""
+    words = inputs.report.report if inputs.report is not None else None
+    if words is None or words.attempt != job.status.attempt or words.steps_total is None:
+        return ""
+    if not words.step >= words.steps_total > 0:
+        return ""
+    return (
+        f" since its last step, {words.step} of {words.steps_total}: an evaluation or an upload "
+        "takes longer, or a thread does not end"
+    )
 
 
 def _works_silently(job: GPUJob, inputs: JobInputs) -> bool:

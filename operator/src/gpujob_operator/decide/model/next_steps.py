@@ -49,8 +49,9 @@ OF_FAILED: Mapping[FailureClass, str] = {
     FailureClass.CHECKPOINT: "check the claim's free space and rights, then run it again: kubectl "
     "gpujob rerun {name} -n {namespace}",
     FailureClass.NODE_LOST: "run it again: kubectl gpujob rerun {name} -n {namespace}",
-    FailureClass.HUNG: "find where it hangs (kubectl gpujob logs {name} -n {namespace}). If a step "
-    "takes longer, raise spec.retry.hangTimeoutSeconds of the next job",
+    FailureClass.HUNG: "find where it hangs (kubectl gpujob logs {name} -n {namespace}). If its "
+    "start, a step or an evaluation takes longer, raise spec.retry.hangTimeoutSeconds of the next "
+    "job",
     FailureClass.UNKNOWN: "read the end of its log: kubectl gpujob logs {name} -n {namespace}",
 }
 
