@@ -72,6 +72,13 @@ def test_a_container_that_was_dead_after_a_reboot_lost_its_node(code: int, reaso
     assert job.status.counters == Counters(node_lost=1, fruitless=1)
 
 
+@pytest.mark.parametrize(("reason", "is_done"), [("Completed", True), ("Terminated", False)])
+def test_a_pod_that_succeeded_may_have_any_reason(reason: str, is_done: bool) -> None:
+    """Virtual kubelets set one. Those of an end from outside are known."""
+    job = ended(RUNNING, terminated(0, "Completed"), "Succeeded", reason=reason)
+    assert (job.status.phase is JobPhase.SUCCEEDED) is is_done
+
+
 def test_own_limits_stay_failures() -> None:
     job = ended(RUNNING, terminated(143), reason="DeadlineExceeded")
     assert job.status.counters == Counters(errors=1)

@@ -137,6 +137,15 @@ def test_of_a_traceback_its_last_line_is_reported() -> None:
     assert failed(3, "two lines\nof a log").failure.message.endswith("code 3: two lines\nof a log")
 
 
+def test_a_lack_of_gpu_memory_is_read_from_the_log() -> None:
+    """The next attempt then begins on a whole GPU."""
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    failure = failed(1, f"Traceback (most recent call last):\n{line}\n").failure
+    assert failure.failure_class is FailureClass.OUT_OF_MEMORY
+    caught = failed(1, f"{line}\nRuntimeError: gave up\n").failure
+    assert caught.failure_class is FailureClass.UNKNOWN
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_launcher_alone_is_no_mistake(launcher: str) -> None:
     assert not is_mistake(1, LAUNCHERS[launcher])

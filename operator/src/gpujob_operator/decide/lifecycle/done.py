@@ -102,9 +102,10 @@ def node_refused(pod: PodView) -> bool:
 def _is_ended_whole(pod: PodView) -> bool:
     """Returns whether a kubelet or a controller ended the pod, or did not admit it, for any reason.
 
-    A restarted kubelet admits its pods anew, and may refuse one that ran.
+    A restarted kubelet admits its pods anew, and may refuse one that ran. Of a pod that Succeeded
+    only known reasons count, because kubelets of other projects give one for any end.
     """
-    return pod.finished and pod.reason_is_of_pod
+    return pod.phase is PodPhase.FAILED and pod.reason_is_of_pod
 
 
 def is_done(pod: PodView, around: Circumstances) -> bool:

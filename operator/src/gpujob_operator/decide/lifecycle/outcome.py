@@ -30,6 +30,7 @@ from gpujob_operator.decide.lifecycle.start_refusals import (
 )
 from gpujob_operator.decide.lifecycle.transient import comes_from_outside
 from gpujob_operator.decide.lifecycle.user_errors import (
+    lacks_gpu_memory,
     lacks_relative_file,
     last_exception,
     last_line,
@@ -290,7 +291,8 @@ def _unreported_failure(job: GPUJob, pod: PodView) -> _Cause | None:
     if raised or pod.termination is not None:
         # A worker's last report takes the place of the log's last lines.
         detail += f"; kubectl logs {pod.name} has the rest"
-    failure = JobFailure(FailureClass.UNKNOWN, f"{what}{detail}")
+    kind = FailureClass.OUT_OF_MEMORY if lacks_gpu_memory(raised) else FailureClass.UNKNOWN
+    failure = JobFailure(kind, f"{what}{detail}")
     is_abort = pod.exit_code == _EXIT_ABORTED
     return _Cause(failure, last_line(pod.termination_text), is_abort)
 

@@ -49,6 +49,7 @@ _NO_CUDA = re.compile(
     r"|libcuda\.so\S*: cannot open shared object|CUDA driver version is insufficient"
     r"|no kernel image is available for execution|NVIDIA driver on your system is too old"
 )
+_GPU_MEMORY = re.compile(r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
 # A launcher's own traceback after that of the process that it started.
 _LAUNCHERS_ERROR = re.compile(r"^[\w.]*(?:CalledProcessError|ChildFailedError):", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last):"
@@ -69,6 +70,11 @@ def user_error_in(pod: PodView) -> str:
             # Errors before this one were caught.
             return ""
     return ""
+
+
+def lacks_gpu_memory(message: str) -> bool:
+    """Returns whether a script ended for lack of GPU memory, by the last line of its traceback."""
+    return _GPU_MEMORY.search(message) is not None
 
 
 def lacks_relative_file(message: str) -> bool:
