@@ -149,6 +149,40 @@ def test_edited_labels_do_not_make_a_worker_disappear() -> None:
 OWNER = {"apiVersion": "gpujob.dev/v1alpha1", "kind": "GPUJob", "name": "job", "uid": "uid-job"}
 
 
+def init_ended(reason: str, worker: dict[str, Any]) -> dict[str, Any]:
+    """The second init container ended with 1."""
+    ended = {"exitCode": 1, "reason": reason, "message": "no route to host"}
+    done = {"name": "first", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+    return {
+        "phase": "Failed",
+        "initContainerStatuses": [done, {"name": "get-data", "state": {"terminated": ended}}],
+        "containerStatuses": [{"name": "worker", "state": worker}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("ended", "worker", "reason"),
+    [
+        ("Error", {"waiting": {"reason": "PodInitializing"}}, "Error"),
+        ("OOMKilled", {"waiting": {"reason": "PodInitializing"}}, "OOMKilled"),
+        # The node restarted.
+        ("Unknown", {"waiting": {"reason": "PodInitializing"}}, "Unknown"),
+        # A sidecar is ended after the worker.
+        ("Unknown", {"terminated": {"exitCode": 1, "reason": "Error"}}, "Error"),
+    ],
+)
+def test_an_init_container_that_fails_is_named(
+    ended: str, worker: dict[str, Any], reason: str
+) -> None:
+    manifest = pod_manifest(JOB, phase="Failed")
+    manifest["status"] = init_ended(ended, worker)
+    view = pod_view(manifest)
+    assert view.reason == reason
+    if "waiting" in worker:
+        assert (view.exit_code, view.termination_text) == (None, "no route to host")
+        assert view.message == "init container get-data exited with code 1"
+
+
 @pytest.mark.parametrize(
     "owners",
     [

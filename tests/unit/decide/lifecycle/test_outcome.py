@@ -85,6 +85,13 @@ def test_what_the_node_did_is_an_interruption(reason: str, exit_code: int | None
     assert ended(exit_code, reason=reason).end is AttemptEnd.INTERRUPTED
 
 
+def test_a_process_that_did_not_survive_a_restart_of_its_node_was_interrupted() -> None:
+    """containerd gives it an exit code of its own, with the reason Unknown."""
+    outcome = ended(255, reason="Unknown")
+    assert (outcome.end, outcome.lost_node) == (AttemptEnd.INTERRUPTED, "n0")
+    assert ended(255, reason="Error").end is AttemptEnd.FAILED
+
+
 def test_failed_without_ever_running_is_a_failure_with_its_reason() -> None:
     outcome = ended(None, reason="CreateContainerConfigError", message="no such config map")
     assert outcome.end is AttemptEnd.FAILED

@@ -301,6 +301,34 @@ def test_a_node_that_does_not_start_a_pod_is_avoided(reason: str, code: int | No
     assert [one.node for one in found.status.start_refusals] == ["n0"]
 
 
+@pytest.mark.parametrize(
+    "reason", ["TopologyAffinityError", "SMTAlignmentError", "NodePorts", "Evicted", "AppArmor"]
+)
+def test_a_pod_that_its_kubelet_rejects_is_no_failure_of_the_job(reason: str) -> None:
+    """The kubelet has more reasons in each release. Its message begins alike."""
+    job = placed(make_job(retries=0))
+    words = "Pod was rejected: Resources cannot be allocated with Topology locality"
+    pod = replace(ended(job, reason, "", None), message=words, reason_is_of_pod=True)
+    found = step(job, pod)
+    assert found.status.phase is JobPhase.PENDING
+    assert found.status.counters == job.status.counters
+    (refusal,) = found.status.start_refusals
+    assert (refusal.node, refusal.reason) == ("n0", "CannotStart")
+    assert refusal.message == f"pod job-1-0 was not started on n0: {reason}: {words}"
+
+
+def test_a_pod_that_ran_and_is_rejected_later_was_interrupted() -> None:
+    """A node restarted, and its devices are not registered yet."""
+    job = running(make_job())
+    words = "Pod was rejected: Allocate failed due to no healthy devices present"
+    pod = replace(
+        ended(job, "UnexpectedAdmissionError", "", None), message=words, reason_is_of_pod=True
+    )
+    found = step(job, pod, at=3600.0).status
+    assert (found.phase, found.counters.interruptions) == (JobPhase.PENDING, 1)
+    assert (found.start_refusals, found.requeued_at) == ((), None)
+
+
 # -- pauses
 
 

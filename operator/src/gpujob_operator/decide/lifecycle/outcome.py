@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, cast
 
 from gpujob_api.codec import FieldError
-from gpujob_api.gpujob import GPUJob, JobFailure
+from gpujob_api.gpujob import GPUJob, JobFailure, JobPhase
 from gpujob_api.report import Failure, FailureClass, WorkerPhase
 from gpujob_api.settings import EXIT_DONE, EXIT_INTERRUPTED_SAVED, EXIT_INTERRUPTED_UNSAVED
 from gpujob_operator.decide.lifecycle.done import (
@@ -126,7 +126,9 @@ def judge(
         return Outcome(AttemptEnd.INTERRUPTED, lost_node=lost, ended_by=lost_peer)
     if not real or (ours and all(_is_kill(pod) for pod in pods if _failed(pod))):
         lost = _lost_node(job, pods, lost_nodes)
-        refusal = None if lost or ours else refused_start(job, pods)
+        # A kubelet that restarts may reject a pod that has run for hours.
+        has_run = job.status.phase is JobPhase.RUNNING
+        refusal = None if lost or ours or has_run else refused_start(job, pods)
         by = _ended_by(pods)
         error = "" if ours or lost else _broken_off(pods, around)
         return Outcome(
