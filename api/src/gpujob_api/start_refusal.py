@@ -8,7 +8,9 @@ from typing import Annotated
 
 from gpujob_api.bounds import Count, Items, SmallCount, Subdomain, Text
 
-START_REFUSALS_MAX = 32
+# A job whose pods are refused on more nodes than this never tries all of them, because a node that is
+# forgotten is tried again before the others.
+START_REFUSALS_MAX = 128
 BESIDE_MAX = 16
 
 
