@@ -8,8 +8,8 @@ from typing import Annotated
 
 from gpujob_api.bounds import Count, Items, SmallCount, Subdomain, Text
 
-# A job whose pods are refused on more nodes than this never tries all of them, because a node that is
-# forgotten is tried again before the others.
+# A job whose pods are refused on more nodes than this never tries all of them, because a node that
+# is forgotten is tried again before the others.
 START_REFUSALS_MAX = 128
 BESIDE_MAX = 16
 

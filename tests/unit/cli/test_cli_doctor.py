@@ -15,7 +15,7 @@ from gpujob_api.version import installed_version
 from gpujob_operator.leadership.lease import LeaseSettings
 from kubectl_gpujob.errors import UserError
 from kubectl_gpujob.verbs.doctor import LEASE, Facts, Verdict, diagnose
-from tests.harness.builders import make_gpu
+from tests.harness.builders import make_gpu, make_template
 from tests.harness.cli_jobs import NOW, MemoryCluster, condition, job, run_command
 from tests.harness.manifests import gpu_node_manifest
 
@@ -120,6 +120,11 @@ OPERATOR = {"namespace": "system", "name": "gpujob-operator"}
 AGENTS = {"desiredNumberScheduled": 3, "numberReady": 1}
 RESTARTED = {"metadata": OPERATOR, "status": {"containerStatuses": [{"restartCount": 9}]}}
 MINE = {"queue": "default", "checkpoint": {"volumeClaimName": "c"}}
+GOING = {"namespace": "vision", "name": "c", "deletionTimestamp": "2026-11-20T11:00:00Z"}
+GOING_CLAIM = {"metadata": GOING, "status": {"phase": "Bound"}}
+WITH_DATA = make_template(
+    volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+)
 UNSEEN = replace(job(spec={"queue": "default"}), status=type(job().status)())
 
 FAULTS: dict[str, tuple[Change, str, Verdict]] = {
@@ -177,7 +182,13 @@ FAULTS: dict[str, tuple[Change, str, Verdict]] = {
         Verdict.FAULT,
     ),
     "a job was never looked at": (_set(jobs=[UNSEEN]), "answers", Verdict.FAULT),
-    "a claim is missing": (_set(claims=[]), "checkpoint claims", Verdict.FAULT),
+    "a claim is missing": (_set(claims=[]), "claims", Verdict.FAULT),
+    "a claim is being deleted": (_set(claims=[GOING_CLAIM]), "claims", Verdict.FAULT),
+    "a claim of the template is missing": (
+        _set(jobs=[job(spec={"queue": "default", "template": WITH_DATA})]),
+        "claims",
+        Verdict.FAULT,
+    ),
     "a job is unprotected": (
         _set(
             jobs=[

@@ -11,6 +11,7 @@ import pytest
 from gpujob_api.gpujob import Checkpoint, GPUJob
 from gpujob_operator.act.item_runner import NO_DRY_RUN
 from gpujob_operator.act.trials import (
+    CLAIM_SECONDS_MAX,
     JOBS_MAX,
     UNANSWERED_SECONDS,
     VERDICTS_MAX,
@@ -314,6 +315,37 @@ async def test_gangs_of_different_sizes_share_a_verdict_that_is_true_of_each(
     (_, of_two), (_, of_three) = told(bench, *gangs)
     assert of_two == of_three
     assert re.findall(r"\b[23]\b", of_two) == []
+
+
+async def test_a_claim_that_was_deleted_since_is_missed_by_the_next_attempt(
+    bench: ExecutorBench,
+) -> None:
+    """Its pods would be refused on one node after the other."""
+    bench.kube.put_claims("data")
+    assert await bench.run(claimed(bench, "first", "data")) == {WriteResult.DONE: 1}
+    bench.kube.remove(CLAIMS, "data", "team")
+    bench.clock.advance(CLAIM_SECONDS_MAX)
+    item = claimed(bench, "second", "data")
+    assert await bench.run(item) == {WriteResult.REFUSED: 1}
+    assert 'claim "data" does not exist' in told(bench, item)[0][1]
+
+
+@pytest.mark.parametrize(
+    ("claim", "words"),
+    [
+        ({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, "is being deleted"),
+        ({"status": {"phase": "Lost"}}, "has lost its volume"),
+    ],
+)
+async def test_a_claim_that_no_new_pod_can_mount_takes_no_gpu(
+    bench: ExecutorBench, claim: dict[str, Any], words: str
+) -> None:
+    metadata = {"name": "data", "namespace": "team", **claim.get("metadata", {})}
+    bench.kube.put(CLAIMS, {**claim, "metadata": metadata})
+    item = claimed(bench, "job", "data")
+    assert await bench.run(item) == {WriteResult.REFUSED: 1}
+    (refused,) = bench.executor.assume(Snapshot(jobs=(item.job,))).refused_templates
+    assert (refused.reason, words in refused.message) == ("ClaimNotFound", True)
 
 
 async def test_the_claim_for_checkpoints_is_looked_for_too(bench: ExecutorBench) -> None:

@@ -21,6 +21,7 @@ from gpujob_api.meta import GROUP, LABEL_MANAGED, VERSION, ConditionStatus
 from gpujob_api.version import installed_version
 from gpujob_operator.decide.capacity.model_names import price_names_without_model
 from gpujob_operator.decide.model.conditions import ACCEPTED, UNPROTECTED, UNTUNED, find
+from gpujob_operator.decide.model.pod_template import claims
 from gpujob_operator.read.configuration import configuration_from_text
 from kubectl_gpujob import text
 from kubectl_gpujob.cluster import Cluster, Manifest
@@ -391,24 +392,36 @@ def _unanswered(facts: Facts) -> Iterator[Finding]:
 
 def _claims(facts: Facts) -> Iterator[Finding]:
     phases = {
-        (item["metadata"]["namespace"], item["metadata"]["name"]): (item.get("status") or {}).get(
-            "phase"
-        )
+        (item["metadata"]["namespace"], item["metadata"]["name"]): _phase_of(item)
         for item in facts.claims or ()
     }
     for job in facts.jobs or ():
-        claim, namespace = job.spec.checkpoint.volume_claim_name, job.metadata.namespace
-        if claim is None or job.finished:
-            continue
-        phase = phases.get((namespace, claim))
-        if phase is None or phase == "Lost":
-            what = "does not exist" if phase is None else "has lost its volume"
-            yield Finding(
-                "checkpoint claims",
-                Verdict.FAULT,
-                f"{job.metadata.key}: claim {claim} {what}",
-                f"kubectl get pvc -n {namespace} lists the existing ones",
-            )
+        namespace = job.metadata.namespace
+        for claim in () if job.finished else claims(job):
+            what = _UNFIT_CLAIMS.get(phases.get((namespace, claim), ""))
+            if what is not None:
+                yield Finding(
+                    "claims",
+                    Verdict.FAULT,
+                    f"{job.metadata.key}: claim {claim} {what}",
+                    f"kubectl get pvc -n {namespace} lists the existing ones",
+                )
+
+
+# Why the pods of a job's next attempt cannot mount a claim in this phase. It has none if it does
+# not exist.
+_UNFIT_CLAIMS = {
+    "": "does not exist",
+    "Lost": "has lost its volume",
+    "Terminating": "is being deleted",
+}
+
+
+def _phase_of(claim: Manifest) -> str:
+    """Returns the claim's phase as kubectl shows it."""
+    if "deletionTimestamp" in claim["metadata"]:
+        return "Terminating"
+    return str((claim.get("status") or {}).get("phase") or "Pending")
 
 
 def _unprotected(facts: Facts) -> Iterator[Finding]:
@@ -473,7 +486,7 @@ CHECKS: Sequence[tuple[str, Sequence[str], Callable[[Facts], Iterator[Finding]]]
     ("queues", ["queues"], _queues),
     ("queues of jobs", ["queues", "jobs"], _queues_of_jobs),
     ("answers", ["jobs"], _unanswered),
-    ("checkpoint claims", ["claims", "jobs"], _claims),
+    ("claims", ["claims", "jobs"], _claims),
     ("jobs", ["jobs"], _unprotected),
     ("prices", ["configurations", "gpu_nodes"], _prices),
     ("clocks", [], _clock),

@@ -4,7 +4,7 @@
   refused one is tried again after a pause that doubles. A trial without an answer delays no job.
 - `look_for_claims`: the claims that the pods mount, which no dry run checks. A pod whose claim does
   not exist would hold its GPUs while it waits. So would all workers but one if their claim is for
-  one pod.
+  one pod. Claims may be deleted later, so templates with claims are tried again after a while.
 - `Refusals`: pods that were refused when they were created. Refusals are not stored. A process that
   starts receives them again with its next attempt.
 """
@@ -77,6 +77,9 @@ async def look_for_claims(kube: Kube, job: GPUJob) -> None:
         except NotFound:
             text = missing_claim_text(name, namespace)
             raise UnfitClaim(404, PendingReason.CLAIM_NOT_FOUND, text) from None
+        text = _going_claim_text(name, claim)
+        if text:
+            raise UnfitClaim(409, PendingReason.CLAIM_NOT_FOUND, text)
         if job.spec.workers > 1 and _is_for_one_pod(claim):
             text = (
                 f'persistentvolumeclaim "{name}" has the access mode {ONE_POD}, and every worker'
@@ -84,6 +87,21 @@ async def look_for_claims(kube: Kube, job: GPUJob) -> None:
                 " ReadWriteMany, or with spec.workers: 1"
             )
             raise UnfitClaim(422, PendingReason.SPEC_REJECTED, text)
+
+
+def _going_claim_text(name: str, claim: Mapping[str, Any]) -> str:
+    """Returns why kube-scheduler takes no new pod with this claim on any node, or ""."""
+    if "deletionTimestamp" in mapping(claim.get("metadata")):
+        return (
+            f'persistentvolumeclaim "{name}" is being deleted: once it is gone, create it again, or'
+            " create the job again with another one"
+        )
+    if mapping(claim.get("status")).get("phase") == "Lost":
+        return (
+            f'persistentvolumeclaim "{name}" has lost its volume (phase Lost): delete it and create'
+            " it again, or create the job again with another one"
+        )
+    return ""
 
 
 def _is_for_one_pod(claim: Mapping[str, Any]) -> bool:
@@ -135,7 +153,9 @@ Try = Callable[[GPUJob], Awaitable[Answer | None]]
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """A verdict. `message` is "" for a template that may be used. None as `until` means forever."""
+    """A verdict. `message` is "" for a template that may be used. None as `until` means until a pod
+    is refused.
+    """
 
     message: str = ""
     failures: int = 0
@@ -173,7 +193,8 @@ class Trials:
             async with lock:
                 verdict = self._known(key)
                 if verdict is None:
-                    verdict = self._learn(key, await attempt(job))
+                    answer = await attempt(job)
+                    verdict = self._learn(key, answer, has_claims=bool(claims(job)))
         if verdict.message:
             self._jobs[job.metadata.uid] = key
             if len(self._jobs) > JOBS_MAX:
@@ -210,9 +231,11 @@ class Trials:
             return None
         return verdict
 
-    def _learn(self, key: Key, answer: Answer | None) -> _Verdict:
+    def _learn(self, key: Key, answer: Answer | None, *, has_claims: bool) -> _Verdict:
         before = self._verdicts.pop(key, _Verdict())
         verdict = _Verdict()
+        if has_claims:
+            verdict = _Verdict(until=self._clock() + timedelta(seconds=CLAIM_SECONDS_MAX))
         if answer is None:
             until = self._clock() + timedelta(seconds=UNANSWERED_SECONDS)
             # A template that was refused before does not become accepted.

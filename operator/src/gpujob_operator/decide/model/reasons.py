@@ -23,7 +23,7 @@ PENDING: Mapping[PendingReason, str] = {
     PendingReason.POD_REJECTED: "a dry run of the API server refused the job's pods; the message "
     "has its words",
     PendingReason.CLAIM_NOT_FOUND: "a PersistentVolumeClaim that the job's pods mount does not "
-    "exist; it is looked for again every 10 to 30 s",
+    "exist, is being deleted, or has lost its volume; it is looked for again every 10 to 30 s",
     PendingReason.PREVIOUS_ATTEMPT_TERMINATING: "pods of an earlier attempt still end",
     PendingReason.BACKING_OFF: "the attempt ended, and the next one starts after a pause",
     PendingReason.UNSATISFIABLE: "no node could hold the job, even an idle one",
