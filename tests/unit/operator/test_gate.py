@@ -133,6 +133,32 @@ async def test_everything_but_the_headers_of_a_connection_is_passed_on(
             assert await answer.read() == (b"" if method == "HEAD" else b"nothing")
 
 
+@pytest.mark.parametrize(
+    ("sent", "status", "target"),
+    [
+        ("http://elsewhere:81/a%2Fb?x=1", 201, "/a%2Fb?x=1"),
+        ("http://user@elsewhere/", 201, "/"),
+        ("//elsewhere:81/a", 201, "//elsewhere:81/a"),
+        ("x:@elsewhere:81/a", 400, None),
+        ("@elsewhere:81/a", 400, None),
+    ],
+)
+async def test_a_request_reaches_no_server_that_it_names(
+    stage: GateStage, replica: Replica, sent: str, status: int, target: str | None
+) -> None:
+    stage.ready(replica)
+    replica.go.set()
+    await stage.post()
+    host, _, port = stage.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET {sent} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    async with asyncio.timeout(LIMIT_SECONDS):
+        answer = await reader.read()
+    writer.close()
+    assert answer.split()[1] == str(status).encode()
+    assert [one.target for one in replica.seen[1:]] == ([target] if target else [])
+
+
 async def test_large_and_chunked_bodies_pass(stage: GateStage, replica: Replica) -> None:
     stage.ready(replica)
     body = b"0123456789abcdef" * 60_000

@@ -130,7 +130,7 @@ class Proxy:
         has_body = request.can_read_body
         return await self._session.request(
             request.method,
-            URL(f"http://{address}{request.raw_path}", encoded=True),
+            URL(f"http://{address}{_target(request)}", encoded=True),
             headers=_passed(request.headers),
             data=_chunks(request) if has_body else None,
             allow_redirects=False,
@@ -151,6 +151,15 @@ class Proxy:
             if request.transport is not None:
                 request.transport.abort()
         return response
+
+
+def _target(request: web.Request) -> str:
+    """Returns the path and query as they were sent.
+
+    A client may name a server before them, as to a proxy (RFC 9112, 3.2.2). It is not asked.
+    """
+    sent = request.raw_path
+    return sent if sent.startswith("/") else request.rel_url.raw_path_qs
 
 
 async def _chunks(request: web.Request) -> AsyncGenerator[bytes]:
