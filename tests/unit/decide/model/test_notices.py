@@ -139,7 +139,37 @@ def test_the_most_urgent_sign_counts() -> None:
     value = str(int(datetime(2030, 1, 1, tzinfo=UTC).timestamp()))
     own = Taint("gpujob.dev/reclaim", "NoSchedule", value)
     reclaimed = notice_of(replace(node, taints=(*taints, own)))
-    assert reclaimed == NodeNotice(RECLAIM, "", datetime(2030, 1, 1, tzinfo=UTC))
+    assert reclaimed is not None
+    assert (reclaimed.kind, reclaimed.ends_at) == (RECLAIM, datetime(2030, 1, 1, tzinfo=UTC))
+
+
+OWN_LATE = Taint("gpujob.dev/reclaim", "NoSchedule", str(int(after(1000).timestamp())))
+OWN_SOON = Taint("gpujob.dev/reclaim", "NoSchedule", str(int(after(9).timestamp())))
+GKE = Taint("cloud.google.com/impending-node-termination", "NoSchedule")
+CLUSTER_AUTOSCALER = Taint("ToBeDeletedByClusterAutoscaler", "NoSchedule")
+
+
+@pytest.mark.parametrize(
+    ("node", "seconds"),
+    [
+        (replace(tainted(GKE.key), spot=True, taints=(OWN_LATE, GKE)), 25),
+        (replace(tainted(GKE.key), spot=True, taints=(GKE, OWN_SOON)), 9),
+        (replace(with_condition("PreemptionScheduled"), taints=(OWN_LATE,)), 25),
+        (replace(with_condition("PreemptionScheduled"), taints=(CLUSTER_AUTOSCALER,)), 25),
+        (replace(labelled(UPGRADE, "drain-required"), spot=True, taints=(GKE,)), 25),
+    ],
+)
+def test_of_several_signs_the_one_that_leaves_the_least_time_counts(
+    node: NodeView, seconds: float
+) -> None:
+    job = running(make_job("a"))
+    sites = sites_of(
+        job.status.placement,
+        build_capacity(make_snapshot(job, nodes=[node]), after(0), {}),
+    )
+    stop = faults.of(job, sites, after(0), after(GRACE_SECONDS), DeviceAccess.ENVIRONMENT)
+    assert stop is not None
+    assert (stop.deadline - after(0)).total_seconds() == seconds
 
 
 def test_a_job_that_waits_sees_why_the_node_is_closed() -> None:

@@ -81,8 +81,9 @@ def _noticed(node: str, facts: NodeFacts, now: datetime, deadline: datetime) -> 
     if notice is None or reason is None:
         return None
     ends_at = notice.ends_at
-    if ends_at is None and notice.lead_seconds is not None:
-        ends_at = now + timedelta(seconds=notice.lead_seconds)
+    if notice.lead_seconds is not None:
+        led_to = now + timedelta(seconds=notice.lead_seconds)
+        ends_at = led_to if ends_at is None else min(ends_at, led_to)
     when = ""
     if ends_at is not None:
         ends_at = max(ends_at, now + timedelta(seconds=1))

@@ -34,14 +34,15 @@ class NoticeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeNotice:
-    """A sign on a node.
+    """The signs on a node.
 
-    `ends_at` is when the machine goes, if the sign has a time. `lead_seconds` is how long after the
-    sign the machine goes, if that is known. The jobs' own grace counts if both are None.
+    `ends_at` is when the machine goes, if a sign has a time. `lead_seconds` is how long after the
+    sign the machine goes, if that is known. If both are known, the earlier one counts. The jobs'
+    own grace counts if both are None.
     """
 
     kind: NoticeKind
-    # The sign in words. "" for the operator's own taint, which adds nothing to the kind.
+    # The signs in words. "" for the operator's own taint, which adds nothing to the kind.
     sign: str
     ends_at: datetime | None = None
     lead_seconds: float | None = None
@@ -174,8 +175,19 @@ _ORDER = tuple(NoticeKind)
 
 
 def notice_of(node: NodeView) -> NodeNotice | None:
-    """Returns the most urgent sign on the node, or None."""
-    return min(_notices(node), key=lambda notice: _ORDER.index(notice.kind), default=None)
+    """Returns the signs on the node with the most urgent kind and the least time of any, or None.
+
+    Signs that stop no jobs do not count beside signs that do.
+    """
+    found = sorted(_notices(node), key=lambda notice: _ORDER.index(notice.kind))
+    if len(found) < 2:
+        return found[0] if found else None
+    kind = found[0].kind
+    alike = [one for one in found if one.kind.stops_jobs is kind.stops_jobs]
+    ends = [one.ends_at for one in alike if one.ends_at is not None]
+    leads = [one.lead_seconds for one in alike if one.lead_seconds is not None]
+    sign = ", ".join(dict.fromkeys(one.sign for one in alike if one.sign))
+    return NodeNotice(kind, sign, min(ends, default=None), min(leads, default=None))
 
 
 def _notices(node: NodeView) -> Iterator[NodeNotice]:
