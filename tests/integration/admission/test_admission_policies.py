@@ -252,6 +252,7 @@ def test_a_priority_class_of_the_system_is_refused(
 GPU_RESOURCES = (
     *("nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.20gb.shared"),
     *("aliyun.com/gpu-mem", "volcano.sh/vgpu-memory", "nvidia.com/gpumem", "amd.com/gpu"),
+    "deviceclass.resource.kubernetes.io/mig.nvidia.com",
 )
 
 
@@ -272,6 +273,15 @@ def test_gpus_by_another_name_are_refused_in_every_container(
     for where in places:
         said = tenants.refusal(tenants.admin, restricted, "gpujobs", job_manifest(**where))
         assert f"{name} is not allowed: request GPUs in spec.gpusPerWorker and spec.gpu" in said
+
+
+@pytest.mark.parametrize("name", ["cdi.k8s.io/all", "nvidia.cdi.k8s.io/a"])
+def test_devices_by_annotation_are_refused(tenants: Tenants, restricted: str, name: str) -> None:
+    job = job_manifest(**{"template.metadata.annotations": {name: "nvidia.com/gpu=all"}})
+    said = tenants.refusal(tenants.admin, restricted, "gpujobs", job)
+    assert "those of cdi.k8s.io are not allowed: request GPUs in spec.gpusPerWorker" in said
+    harmless: Json = {"template.metadata.annotations": {"example.com/a": "nvidia.com/gpu=all"}}
+    assert tenants.refusal(tenants.admin, restricted, "gpujobs", job_manifest(**harmless)) == ""
 
 
 def test_other_resources_are_let_in(tenants: Tenants, restricted: str) -> None:

@@ -23,6 +23,7 @@ from tests.harness.builders import (
 )
 from tests.harness.repository import ROOT
 
+CLASSES = "deviceclass.resource.kubernetes.io"
 GPUS = (
     *(
         "nvidia.com/gpu",
@@ -44,6 +45,7 @@ GPUS = (
     ),
     *("volcano.sh/vgpu-number", "volcano.sh/vgpu-memory", "volcano.sh/gpu-memory", "amd.com/gpu"),
     *("tencent.com/vcuda-core", "tencent.com/vcuda-memory", "gpu.intel.com/i915"),
+    *(f"{CLASSES}/{name}" for name in ("gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com")),
 )
 OTHERS = (
     *("cpu", "memory", "ephemeral-storage", "hugepages-2Mi", "rdma/hca", "rdma/gpu_nic"),
@@ -53,6 +55,7 @@ OTHERS = (
         "example.com/migrations",
         "vpc.amazonaws.com/efa",
     ),
+    *(f"{CLASSES}/{name}" for name in ("rdma.dranet.dev", "compute-domain.nvidia.com")),
 )
 TEMPLATE = ClaimTemplate(ClaimSize(GIB))
 
@@ -78,6 +81,18 @@ def test_gpus_by_any_name_are_refused_in_every_container(name: str, amounts: str
     assert said == f"spec.template.spec.containers[0].resources.{amounts}.{name} {words}"
     said = refusal(make_job(template=template({}, {"name": "a"}, {"name": "side", **asked})))
     assert said == f"spec.template.spec.initContainers[1].resources.{amounts}.{name} {words}"
+
+
+@pytest.mark.parametrize("name", ["cdi.k8s.io/all", "nvidia.cdi.k8s.io/container.worker"])
+def test_devices_by_annotation_are_refused(name: str) -> None:
+    annotations = {"example.com/cdi.k8s.io": "x", name: "nvidia.com/gpu=all"}
+    said = refusal(make_job(template={**template({}), "metadata": {"annotations": annotations}}))
+    assert said.startswith(f"spec.template.metadata.annotations.{name} is not allowed")
+
+
+@pytest.mark.parametrize("odd", [None, [], {"annotations": None}, {"annotations": "cdi.k8s.io/a"}])
+def test_odd_metadata_is_passed_over(odd: Any) -> None:
+    assert refusal(make_job(template={**template({}), "metadata": odd})) == ""
 
 
 @pytest.mark.parametrize("name", OTHERS)

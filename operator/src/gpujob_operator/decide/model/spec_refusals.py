@@ -5,6 +5,7 @@ The schema cannot express the rule, or the configuration decides it.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 
 from gpujob_api.gpujob import GPUJob, SpotPolicy
@@ -16,12 +17,16 @@ from gpujob_operator.decide.model.pod_template import pod_spec
 from gpujob_operator.decide.model.protection import Unprotected, why_unprotected
 
 # GPUs and their memory under the names that device plugins give them: nvidia.com/gpu.shared,
-# nvidia.com/mig-1g.10gb, aliyun.com/gpu-mem, volcano.sh/vgpu-memory, nvidia.com/gpumem. The chart's
+# nvidia.com/mig-1g.10gb, aliyun.com/gpu-mem, volcano.sh/vgpu-memory, nvidia.com/gpumem. Classes of
+# DRA drivers have names as well, as deviceclass.resource.kubernetes.io/mig.nvidia.com. The chart's
 # policy gpu-resources has the same pattern.
 GPU_RESOURCE_PATTERN = (
     r"^gpu\.[^/]*/|^[^/]+/([vpq]?gpu($|[.-]|mem|cores?|s$)|mig-|vcuda)|^nvidia\.com/.*\.shared$"
+    r"|^deviceclass\.resource\.kubernetes\.io/(.*[.-])?(gpu|mig)[.-]"
 )
 _GPU_RESOURCE = re.compile(GPU_RESOURCE_PATTERN)
+# Annotations by which some runtimes add devices to containers: cdi.k8s.io/a: nvidia.com/gpu=all.
+_DEVICES = re.compile(r"^([^/]*\.)?cdi\.k8s\.io/")
 _CONTAINERS = ("containers", "initContainers")
 _AMOUNTS = ("limits", "requests")
 _CHARACTERS_MAX = 128
@@ -33,12 +38,14 @@ def spec_refusal(job: GPUJob, configuration: Configuration) -> str:
 
 
 def _gpu_resource(job: GPUJob) -> str:
-    field = next(_gpu_resources(pod_spec(job)), "")
+    annotations = _object(_object(job.spec.template.get("metadata")).get("annotations"))
+    devices = (f"metadata.annotations.{one}" for one in annotations if _DEVICES.match(one))
+    field = next(chain(_gpu_resources(pod_spec(job)), devices), "")
     if not field:
         return ""
     shown = visible(field[:_CHARACTERS_MAX])
     return (
-        f"spec.template.spec.{shown} is not allowed: create the job again without it, and request "
+        f"spec.template.{shown} is not allowed: create the job again without it, and request "
         "GPUs in spec.gpusPerWorker and spec.gpu"
     )
 
@@ -54,7 +61,7 @@ def _gpu_resources(pod: Mapping[str, Any]) -> Iterator[str]:
             for amounts in _AMOUNTS:
                 for name in _object(resources.get(amounts)):
                     if _GPU_RESOURCE.search(name):
-                        yield f"{kind}[{index}].resources.{amounts}.{name}"
+                        yield f"spec.{kind}[{index}].resources.{amounts}.{name}"
 
 
 def _spot_without_a_claim(job: GPUJob, configuration: Configuration) -> str:
