@@ -46,6 +46,25 @@ from gpujob_operator.decide.lifecycle.start_advice import with_advice
             "kubectl get runtimeclass",
         ),
         (
+            'pods "a-1-0" is forbidden: error looking up service account team/x: serviceaccount '
+            '"x" not found',
+            "kubectl get serviceaccounts",
+        ),
+        (
+            'pods "a-1-0" is forbidden: no PriorityClass with name x was found',
+            "kubectl get priorityclasses",
+        ),
+        (
+            'pods "a-1-0" is forbidden: cpu max limit to request ratio per Container is 1, but '
+            "provided ratio is 2.000000",
+            "requests closer to the limits",
+        ),
+        (
+            "pod a-1-0 was not started on n0: TopologyAffinityError: Pod was rejected: Resources "
+            "cannot be allocated with Topology locality",
+            "its nodeSelector",
+        ),
+        (
             'admission webhook "v.example.org" denied the request: no',
             "kubectl get validatingwebhookconfigurations",
         ),

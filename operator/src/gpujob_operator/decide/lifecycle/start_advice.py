@@ -52,6 +52,26 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
         "of the chart",
     ),
     (
+        ("serviceaccount", "not found"),
+        "create the service account, or create the job again with another serviceAccountName in "
+        "the template (kubectl get serviceaccounts)",
+    ),
+    (
+        ("no priorityclass with name",),
+        "create the class, or create the job again with another priorityClassName in the template "
+        "(kubectl get priorityclasses); spec.priority needs no class",
+    ),
+    (
+        ("limit to request ratio",),
+        "a LimitRange of the namespace requires this (kubectl describe limitrange): create the job "
+        "again with requests closer to the limits in the template",
+    ),
+    (
+        ("topologyaffinityerror",),
+        "the node's Topology Manager finds no such CPUs and devices close to each other: request "
+        "fewer of them in the template, or other nodes by its nodeSelector",
+    ),
+    (
         ("admission webhook",),
         "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations has whose it is",
     ),

@@ -228,7 +228,7 @@ def refused_start(job: GPUJob, pods: Iterable[PodView]) -> Refusal | None:
         if place is not None and is_refused_start(pod):
             words = pod.termination_text or pod.message
             text = f"pod {pod.name} was not started on {place.node}: {pod.reason}: {words}"
-            return Refusal(CANNOT_START, text, place.node, 0.0)
+            return Refusal(CANNOT_START, with_advice(text), place.node, 0.0)
     return None
 
 
