@@ -60,6 +60,21 @@ def test_a_notice_counts_once_and_ends_the_watching() -> None:
     assert story.pools() == [("g5/a", 2, 1)]
 
 
+def test_a_notice_that_is_withdrawn_does_not_count() -> None:
+    """The node stays, and is watched again."""
+    story = Story()
+    story.is_there()
+    story.hours = 2
+    story.is_there(taints=(Taint(TAINT_RECLAIM, "NoSchedule", "1"),))
+    story.hours = 3
+    story.is_there()
+    assert story.pools() == [("g5/a", 2, 0)]
+    story.hours = 5
+    assert story.pools() == [("g5/a", 4, 0)]
+    story.goes()
+    assert story.pools() == [("g5/a", 4, 1)]
+
+
 def test_a_node_that_was_emptied_first_was_not_taken_away() -> None:
     story = Story()
     story.is_there("cordoned")

@@ -1,8 +1,8 @@
 """Counts spot interruptions: how long each pool's nodes were observed, and how many were reclaimed.
 
-A node counts as reclaimed if it gets a reclaim notice, or vanishes while it was open to new pods. A
-scale-down cordons or taints a node first and does not count. The leader saves its counts with the
-Lease (`to_text`), and the next leader continues from them (`inherit`).
+A node counts as reclaimed if it gets a reclaim notice that is not withdrawn, or vanishes while it
+was open to new pods. A scale-down cordons or taints a node first and does not count. The leader
+saves its counts with the Lease (`to_text`), and the next leader continues from them (`inherit`).
 """
 
 import json
@@ -43,8 +43,8 @@ class SpotHistory:
         self._clock = clock
         self._pools: dict[str, _Pool] = {}
         self._watched: dict[str, _Watched] = {}
-        # Nodes with a reclaim notice that was counted.
-        self._noticed: set[str] = set()
+        # The pools of nodes with a reclaim notice that was counted, by the node's name.
+        self._noticed: dict[str, str] = {}
 
     def changed(self, before: NodeView | None, after: NodeView | None) -> None:
         """Handles a node that was added, changed or deleted."""
@@ -104,11 +104,11 @@ class SpotHistory:
         notice = notice_of(node)
         if notice is not None and notice.kind is NoticeKind.RECLAIM:
             if name not in self._noticed:
-                self._noticed.add(name)
-                self._end(name, interrupted=True, pool=pool_of(node))
+                pool = self._end(name, interrupted=True, pool=pool_of(node))
+                self._noticed[name] = pool
             return
         if name in self._noticed:
-            return
+            self._withdraw(name)
         watched = self._watched.get(name)
         if watched is None:
             watched = _Watched(pool_of(node), self._clock())
@@ -122,21 +122,30 @@ class SpotHistory:
 
     def _gone(self, name: str) -> None:
         if name in self._noticed:
-            self._noticed.discard(name)
+            del self._noticed[name]
             return
         watched = self._watched.get(name)
         if watched is not None:
             self._end(name, interrupted=watched.open, pool=watched.pool)
 
-    def _end(self, name: str, *, interrupted: bool, pool: str) -> None:
+    def _withdraw(self, name: str) -> None:
+        """Takes back the count of a notice that is gone although its node stays."""
+        pool = self._pool(self._noticed.pop(name))
+        if pool is not None:
+            pool.interruptions = max(0, pool.interruptions - 1)
+
+    def _end(self, name: str, *, interrupted: bool, pool: str) -> str:
+        """Ends the watching of a node. Returns the pool that it counted in."""
         watched = self._watched.pop(name, None)
-        found = self._pool(watched.pool if watched is not None else pool)
+        counted_in = watched.pool if watched is not None else pool
+        found = self._pool(counted_in)
         if found is None:
-            return
+            return counted_in
         found.interruptions += interrupted
         if watched is not None:
             del found.nodes[name]
             found.seconds += max((self._clock() - watched.since).total_seconds(), 0.0)
+        return counted_in
 
     def _pool(self, name: str) -> _Pool | None:
         if name not in self._pools and len(self._pools) >= POOLS_MAX:
