@@ -135,6 +135,8 @@ class MemoryCluster:
     not_checked: str = ""
     # Names of claims and Secrets of the namespace; None: they may not be read.
     claim_names: Sequence[str] | None = None
+    # Those that are being deleted.
+    going: Sequence[str] = ()
     secret_names: Sequence[str] | None = None
     logs: Mapping[str, str] = field(default_factory=dict[str, str])
     pod_list: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -211,7 +213,8 @@ class MemoryCluster:
         if names is None:
             raise UserError(f"you may not use {kind} (403 Forbidden)")
         wanted = query["fieldSelector"].removeprefix("metadata.name=")
-        return [{"metadata": {"name": name}} for name in names if name == wanted]
+        going = {"deletionTimestamp": "2026-11-20T11:00:00Z"} if wanted in self.going else {}
+        return [{"metadata": {"name": name, **going}} for name in names if name == wanted]
 
     def _configuration_maps(self) -> list[Mapping[str, Any]]:
         if self.configurations is None:

@@ -1,4 +1,4 @@
-"""Claims and Secrets that a job names and that do not exist.
+"""Claims and Secrets that a job names and that do not exist or cannot be mounted.
 
 No dry run of the API server looks for them, and the job would wait for a claim.
 """
@@ -11,7 +11,8 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import from_manifest
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.pod_template import claims, missing_claim_text
-from kubectl_gpujob.cluster import Cluster
+from gpujob_operator.read.claims import claim_problem
+from kubectl_gpujob.cluster import Cluster, Manifest
 from kubectl_gpujob.errors import UserError
 
 NAMES_MAX = 16
@@ -33,9 +34,9 @@ def missing_objects(cluster: Cluster, manifest: Mapping[str, Any]) -> Missing:
     warnings: list[str] = []
     decision = ""
     for name in claims(job)[:NAMES_MAX]:
-        if _is_missing(cluster, namespace, "persistentvolumeclaims", name):
-            said = missing_claim_text(name, namespace)
-            warnings.append(claim_warning((namespace, name)))
+        said = _claim_problem(cluster, namespace, name)
+        if said:
+            warnings.append(_with_list(said, namespace))
             decision = decision or f"Pending: {PendingReason.CLAIM_NOT_FOUND.value}: {said}"
     for name in list(dict.fromkeys(_secrets(job)))[:NAMES_MAX]:
         if _is_missing(cluster, namespace, "secrets", name):
@@ -49,15 +50,15 @@ def missing_objects(cluster: Cluster, manifest: Mapping[str, Any]) -> Missing:
 def missing_claims(
     cluster: Cluster, jobs: Iterable[GPUJob], given: Container[Key] = ()
 ) -> list[str]:
-    """Returns a warning for each claim of the jobs that neither exists nor is among `given`.
+    """Returns a warning for each claim of the jobs that is not among `given` and that new pods
+    cannot mount.
 
     Claims that may not be read are skipped.
     """
-    return [
-        claim_warning(key)
-        for key in named_claims(jobs)
-        if key not in given and _is_missing(cluster, key[0], "persistentvolumeclaims", key[1])
-    ]
+    problems = (
+        (key[0], _claim_problem(cluster, *key)) for key in named_claims(jobs) if key not in given
+    )
+    return [_with_list(problem, namespace) for namespace, problem in problems if problem]
 
 
 def named_claims(jobs: Iterable[GPUJob]) -> Sequence[Key]:
@@ -68,8 +69,11 @@ def named_claims(jobs: Iterable[GPUJob]) -> Sequence[Key]:
 
 def claim_warning(key: Key) -> str:
     namespace, name = key
-    lists = f"kubectl get pvc -n {namespace} lists the existing ones"
-    return f"{missing_claim_text(name, namespace)} ({lists})"
+    return _with_list(missing_claim_text(name, namespace), namespace)
+
+
+def _with_list(problem: str, namespace: str) -> str:
+    return f"{problem} (kubectl get pvc -n {namespace} lists the existing ones)"
 
 
 def _secrets(job: GPUJob) -> Iterator[str]:
@@ -79,9 +83,19 @@ def _secrets(job: GPUJob) -> Iterator[str]:
             yield str(name)
 
 
+def _claim_problem(cluster: Cluster, namespace: str, name: str) -> str:
+    found = _found(cluster, namespace, "persistentvolumeclaims", name)
+    return "" if found is None else claim_problem(name, namespace, next(iter(found), None))
+
+
 def _is_missing(cluster: Cluster, namespace: str, plural: str, name: str) -> bool:
+    return _found(cluster, namespace, plural, name) == []
+
+
+def _found(cluster: Cluster, namespace: str, plural: str, name: str) -> list[Manifest] | None:
+    """Returns the object in a list, or None if it may not be read."""
     what, path = f"{plural} in namespace {namespace}", f"/api/v1/namespaces/{namespace}/{plural}"
     try:
-        return not cluster.objects(what, path, fieldSelector=f"metadata.name={name}")
+        return cluster.objects(what, path, fieldSelector=f"metadata.name={name}")
     except UserError:
-        return False
+        return None

@@ -171,6 +171,15 @@ def test_claims_and_secrets_that_do_not_exist_are_warned_of() -> None:
     assert len(cluster.created) == 1
 
 
+def test_a_claim_that_is_being_deleted_is_warned_of() -> None:
+    names = ["checkpoints", "datasets"]
+    cluster = MemoryCluster(claim_names=names, secret_names=[], going=["datasets"])
+    (warning,) = submit(
+        "mine", "--image", "i", *CLAIMS, *COMMAND, cluster=cluster
+    ).stderr.splitlines()
+    assert warning.startswith('warning: persistentvolumeclaim "datasets" is being deleted: once')
+
+
 @pytest.mark.parametrize(
     "there",
     [

@@ -28,8 +28,9 @@ from gpujob_operator.decide.model.checkpoint_claim import AccessMode, names_a_pl
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pending_reasons import PendingReason
 from gpujob_operator.decide.model.plan import CreatePod
-from gpujob_operator.decide.model.pod_template import claims, missing_claim_text
+from gpujob_operator.decide.model.pod_template import claims
 from gpujob_operator.decide.model.snapshot import RefusedPod, RefusedTemplate, Snapshot
+from gpujob_operator.read.claims import claim_problem
 from gpujob_operator.read.shapes import mapping, mappings
 from gpujob_operator.telemetry.logs import Log
 
@@ -75,11 +76,10 @@ async def look_for_claims(kube: Kube, job: GPUJob) -> None:
             log.info("claims are not looked for", job=job.metadata.key, error=str(error))
             return
         except NotFound:
-            text = missing_claim_text(name, namespace)
-            raise UnfitClaim(404, PendingReason.CLAIM_NOT_FOUND, text) from None
-        text = _going_claim_text(name, claim)
-        if text:
-            raise UnfitClaim(409, PendingReason.CLAIM_NOT_FOUND, text)
+            claim = None
+        text = claim_problem(name, namespace, claim)
+        if claim is None or text:
+            raise UnfitClaim(404, PendingReason.CLAIM_NOT_FOUND, text)
         if job.spec.workers > 1 and _is_for_one_pod(claim):
             text = (
                 f'persistentvolumeclaim "{name}" has the access mode {ONE_POD}, and every worker'
@@ -87,21 +87,6 @@ async def look_for_claims(kube: Kube, job: GPUJob) -> None:
                 " ReadWriteMany, or with spec.workers: 1"
             )
             raise UnfitClaim(422, PendingReason.SPEC_REJECTED, text)
-
-
-def _going_claim_text(name: str, claim: Mapping[str, Any]) -> str:
-    """Returns why kube-scheduler takes no new pod with this claim on any node, or ""."""
-    if "deletionTimestamp" in mapping(claim.get("metadata")):
-        return (
-            f'persistentvolumeclaim "{name}" is being deleted: once it is gone, create it again, or'
-            " create the job again with another one"
-        )
-    if mapping(claim.get("status")).get("phase") == "Lost":
-        return (
-            f'persistentvolumeclaim "{name}" has lost its volume (phase Lost): delete it and create'
-            " it again, or create the job again with another one"
-        )
-    return ""
 
 
 def _is_for_one_pod(claim: Mapping[str, Any]) -> bool:
