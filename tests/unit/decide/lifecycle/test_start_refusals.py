@@ -122,6 +122,7 @@ def test_what_the_kubelet_says_after_a_long_pull_is_waited_for_as_long(
         ({"reason": "CreateContainerConfigError"}, 30),
         ({"reason": "ImagePullBackOff"}, 30),
         ({"reason": "InvalidImageName"}, 30),
+        ({"reason": "PreStartHookError"}, 30),
         ({"sandbox_ready": False}, 45),
     ],
     ids=str,

@@ -53,6 +53,7 @@ _CANNOT_START = frozenset(
         *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
         *("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"),
         *("ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"),
+        *("PreCreateHookError", "PreStartHookError"),
     }
 )
 # The kubelet's reasons for a pod that it does not accept at all.
