@@ -330,6 +330,10 @@ def test_a_request_in_the_mix_is_of_the_models_of_the_cluster(
 
 def test_no_gpus_at_all() -> None:
     assert "no node has an agent" in why(make_job(), replace(make_snapshot(), gpu_nodes=())).message
+    rebooted = make_gpu_node()
+    rebooted = replace(rebooted, status=replace(rebooted.status, gpus=()))
+    without = replace(make_snapshot(), gpu_nodes=(rebooted,))
+    assert "the agents of 1 node show no GPU" in why(make_job(), without).message
     message = why(make_job(models=("H100",)), make_snapshot()).message
     assert message == "no GPU of model H100; models in the cluster: NVIDIA A10"
     assert why(make_job(models=("a1", "10")), make_snapshot()).message.startswith("no GPU of model")

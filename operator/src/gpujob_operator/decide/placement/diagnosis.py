@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpujob_api.quantities import format_memory
+from gpujob_api.quantities import format_count, format_memory
 from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity
 from gpujob_operator.decide.model.pod_requests import WHOLE_NODE
 from gpujob_operator.decide.packing.apart import take_apart
@@ -94,7 +94,11 @@ def no_model(requirements: JobRequirements, assumed: AssumedCapacity) -> Diagnos
     present = sorted(assumed.capacity.largest)
     asked = requirements.job.spec.gpu.models
     wanted = ", ".join(asked) or "any"
-    have = ", ".join(present) or "none, because no node has an agent"
+    nodes = len(assumed.capacity.nodes)
+    none = "no node has an agent"
+    if nodes:
+        none = f"the agents of {format_count(nodes, 'node')} show no GPU"
+    have = ", ".join(present) or f"none, because {none}"
     message = f"no GPU of model {wanted}; models in the cluster: {have}"
     return Diagnosis(False, lambda: message)
 
