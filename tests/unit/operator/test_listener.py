@@ -151,3 +151,41 @@ async def _is_answered(server: Server) -> bool:
                 return answer.status == 200
     except aiohttp.ClientError:
         return False
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET @x HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        HEADER + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        HEADER + b"A: " + b"a" * 20_000 + b"\r\n\r\n",
+    ],
+)
+async def test_what_is_no_request_is_answered_and_not_logged(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Thousands of them a second would fill the log."""
+    async with serving(ConnectionLimits()) as server:
+        connection = await server.connect(sent)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert b" 400 " in await connection.reader.readline()
+        assert await connection.ended()
+    assert caplog.records == []
+
+
+async def test_a_fault_of_the_program_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    application = web.Application()
+
+    async def fail(request: web.Request) -> web.Response:
+        raise ValueError(request.path)
+
+    application.router.add_get("/fails", fail)
+    async with (
+        listening(application, "127.0.0.1", 0) as url,
+        aiohttp.ClientSession() as client,
+        client.get(f"{url}/fails") as answer,
+    ):
+        assert answer.status == 500
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "ValueError: /fails" in caplog.text

@@ -2,16 +2,19 @@
 
 aiohttp's server waits forever for the rest of a header, and accepts as many connections as there
 are descriptors. Here each connection has a deadline whenever no request is being answered.
-Connections are counted, in total and by address.
+Connections are counted, in total and by address. Requests that are no HTTP are answered with 400
+and not logged, because anybody may send thousands of them a second.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -141,6 +144,15 @@ class _Guard(asyncio.Protocol):
             self._timer = None
 
 
+def _is_fault(record: logging.LogRecord) -> bool:
+    """Returns False for an error of a client."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_faults = logging.getLogger(f"{__name__}.faults")
+_faults.addFilter(_is_fault)
+
+
 @asynccontextmanager
 async def listening(
     application: web.Application,
@@ -163,6 +175,7 @@ async def listening(
         shutdown_timeout=1.0,
         handler_cancellation=cancels,
         read_bufsize=limits.read_ahead_bytes,
+        logger=_faults,
     )
     await runner.setup()
     try:
