@@ -275,6 +275,15 @@ async def test_the_rest_of_a_refused_body_gets_no_second_answer() -> None:
         assert b"HTTP/1.1" not in await rest((reader, writer))
 
 
+@pytest.mark.parametrize("sent", [b"GET @x HTTP/1.1\r\n\r\n", b"nonsense\r\n\r\n"])
+async def test_what_is_no_request_is_answered_and_not_logged(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with listening(limits()) as found:
+        assert b" 400 " in await rest(await found.connect(sent))
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize(
     ("soft", "number"),
     [

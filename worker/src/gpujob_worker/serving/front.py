@@ -7,6 +7,7 @@ SIGTERM, a stop of the operator, Ctrl-C      not ready
 """
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from gpujob_worker.serving.lifecycle import Lifecycle, Stage
 from gpujob_worker.serving.server import Server
@@ -21,8 +23,18 @@ from gpujob_worker.serving.server import Server
 POLL_SECONDS = 0.05
 # Connections that wait for the process to accept them.
 BACKLOG = 1024
+
+
+def _is_fault(record: logging.LogRecord) -> bool:
+    """Returns False for an error of a client. Anybody may send thousands of them a second."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_faults = logging.getLogger(f"{__name__}.faults")
+_faults.addFilter(_is_fault)
 CONNECTION_OPTIONS: dict[str, Any] = {
     "access_log": None,
+    "logger": _faults,
     "auto_decompress": False,
     "keepalive_timeout": 75.0,
     # How long the rest of a refused body is read, so that its sender sees the response.
