@@ -25,6 +25,11 @@ from gpujob_operator.decide.lifecycle.start_advice import with_advice
             "smaller requests",
         ),
         (
+            'pods "a-1-0" is forbidden: exceeded quota: q, requested: count/pods=1, used: '
+            "count/pods=9, limited: count/pods=9",
+            "ttlSecondsAfterFinished",
+        ),
+        (
             'pods "a-1-0" is forbidden: failed quota: q: must specify limits.cpu for: worker',
             "resources",
         ),

@@ -30,6 +30,11 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
         "(resources), or let a LimitRange of the namespace give defaults",
     ),
     (
+        ("exceeded quota", "count/pods"),
+        "count/pods counts ended pods as well, which are kept for their logs: delete finished jobs "
+        "(or set ttlSecondsAfterFinished), or have the ResourceQuota raised",
+    ),
+    (
         ("exceeded quota",),
         "let other pods of the namespace end (kubectl get pods: it counts those of no GPUJob as "
         "well), have the ResourceQuota raised (kubectl describe resourcequota), or create the job "
