@@ -330,6 +330,34 @@ def test_a_pod_that_ran_and_is_rejected_later_was_interrupted() -> None:
     assert (found.start_refusals, found.requeued_at) == ((), None)
 
 
+def times_avoided(message: str, count: int) -> list[float]:
+    """For how long the node is avoided after each pause, in seconds."""
+    job, found = make_job(), list[float]()
+    for _ in range(count):
+        again = with_status(placed(job, attempt=1), start_refusals=job.status.start_refusals)
+        stopped = step(again, unschedulable(again, message=message))
+        job = replace(job, status=step(replace(again, status=stopped.status)).status)
+        assert job.status.next_attempt_at is not None
+        (known,) = job.status.start_refusals
+        found.append((known.until - job.status.next_attempt_at).total_seconds())
+    return found
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "0/9 nodes are available: 1 Too many pods, 8 node(s) didn't match",
+        "0/9 nodes are available: 1 Insufficient cpu",
+        "0/9 nodes are available: 1 Insufficient memory. preemption: 0/9 nodes are available",
+    ],
+)
+def test_a_node_that_is_full_is_not_avoided_for_longer_each_time(message: str) -> None:
+    """The next pod that ends there makes room."""
+    assert times_avoided(message, 4) == [60, 60, 60, 60]
+    assert times_avoided("1 Insufficient rdma/hca", 4) == [60, 120, 240, 480]
+    assert times_avoided("1 Insufficient memory.example.com/x", 4) == [60, 120, 240, 480]
+
+
 # -- pauses
 
 

@@ -7,6 +7,7 @@ when its time to start is over. No refusal is the job's error. The job avoids th
 and is tried again after a pause. Both times grow while the job does not run.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -47,6 +48,10 @@ NODE_AVOIDED_SECONDS = 60.0
 # An attempt that ran this long has not failed at its start.
 USED_SECONDS = 60.0
 NODE_AVOIDED_SECONDS_MAX = 3600.0
+# Messages of kube-scheduler and of kubelets about a node that is full. The next pod that ends there
+# makes room, so the node is never avoided for long. The operator places no pods beyond what it
+# knows of, but a LimitRange or a webhook may add requests, and nodes take a limited number of pods.
+_FULL = re.compile(r"Too many pods|Insufficient (cpu|memory)(?![\w/-]|\.\w)|OutOf(cpu|memory|pods)\b")
 # The kubelet's reasons for a container that it cannot start as it is.
 _CANNOT_START = frozenset(
     {
@@ -249,7 +254,8 @@ def with_refusal(
     others = [one for one in held if one is not before]
     newest = (*others, known)[-START_REFUSALS_MAX:]
     tried_at = now + timedelta(seconds=pause_seconds(newest, configuration))
-    avoided_seconds = backoff_seconds(NODE_AVOIDED_SECONDS, count - 1, NODE_AVOIDED_SECONDS_MAX)
+    longer = 0 if _FULL.search(refusal.message) else count - 1
+    avoided_seconds = backoff_seconds(NODE_AVOIDED_SECONDS, longer, NODE_AVOIDED_SECONDS_MAX)
     least = {one.node: NODE_AVOIDED_SECONDS for one in newest} | {refusal.node: avoided_seconds}
     avoided = [
         replace(one, until=max(one.until, tried_at + timedelta(seconds=least[one.node])))
