@@ -330,6 +330,19 @@ def test_a_pod_that_ran_and_is_rejected_later_was_interrupted() -> None:
     assert (found.start_refusals, found.requeued_at) == ((), None)
 
 
+def test_a_gang_of_which_a_worker_is_rejected_after_it_ran_was_interrupted() -> None:
+    job = running(make_job(workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
+    rejected = replace(
+        make_pod(job, rank=1), phase=PodPhase.FAILED, reason="UnexpectedAdmissionError"
+    )
+    stopped = step(job, make_pod(job), rejected, at=3600.0)
+    assert stop_of(stopped) == "Evicted"
+    left = make_pod(job, exit_code=143)
+    found = step(replace(job, status=stopped.status), left, rejected, at=3610.0).status
+    assert (found.phase, found.counters.interruptions) == (JobPhase.PENDING, 1)
+    assert (found.start_refusals, found.requeued_at) == ((), None)
+
+
 def times_avoided(message: str, count: int) -> list[float]:
     """For how long the node is avoided after each pause, in seconds."""
     job, found = make_job(), list[float]()

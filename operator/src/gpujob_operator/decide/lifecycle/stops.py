@@ -7,7 +7,11 @@ from gpujob_operator.decide.lifecycle import faults
 from gpujob_operator.decide.lifecycle.done import circumstances_of, known_done
 from gpujob_operator.decide.lifecycle.faults import gone_gpus, stop_for_gone_gpus
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
-from gpujob_operator.decide.lifecycle.start_refusals import refusal_of, start_seconds_left
+from gpujob_operator.decide.lifecycle.start_refusals import (
+    is_refused_start,
+    refusal_of,
+    start_seconds_left,
+)
 from gpujob_operator.decide.measurement.progress import is_hung, with_report
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
@@ -41,12 +45,9 @@ def reason_to_stop(
     if job.spec.suspend:
         return StopReason(SUSPENDED, "spec.suspend is true", deadline)
     done = known_done(job, pods, circumstances_of(job, inputs, now))
-    ended = [pod.name for pod in pods if pod.ended and pod.rank not in done]
+    ended = [pod for pod in pods if pod.ended and pod.rank not in done]
     if ended:
-        names = ", ".join(ended)
-        return StopReason(
-            WORKER_ENDED, f"{names} ended, so the other workers cannot continue", deadline
-        )
+        return _after_an_end(job, ended, deadline)
     present = len(done | {pod.rank for pod in pods})
     is_short = job.status.phase is JobPhase.RUNNING and present < job.spec.workers
     if is_short or lost_ranks(job, inputs.job_pods, inputs.perhaps_created):
@@ -64,6 +65,21 @@ def reason_to_stop(
     if job.status.phase is JobPhase.STARTING:
         return _cannot_start(job, pods, inputs, configuration, now, deadline)
     return _hung(job, inputs, configuration, now, deadline)
+
+
+def _after_an_end(job: GPUJob, ended: list[PodView], deadline: datetime) -> StopReason:
+    """Returns the stop of a gang some of whose workers have ended before their work was done."""
+    if job.status.phase is JobPhase.RUNNING:
+        for pod in ended:
+            if is_refused_start(pod):
+                # Its kubelet restarted. Such a pod ended from outside, although it looks like one
+                # that was not started.
+                text = f"the kubelet rejected pod {pod.name}, which had run ({pod.reason})"
+                return StopReason(EVICTED, text, deadline)
+    names = ", ".join(pod.name for pod in ended)
+    return StopReason(
+        WORKER_ENDED, f"{names} ended, so the other workers cannot continue", deadline
+    )
 
 
 def _evicted(pods: tuple[PodView, ...], deadline: datetime) -> StopReason | None:
