@@ -145,11 +145,19 @@ def service_inputs(
     problem: Callable[[str], str],
     front_problem: Callable[[str], str],
 ) -> tuple[ServiceInputs, ...]:
-    """Returns the services with their jobs, which are those that they control."""
+    """Returns the services with their jobs, which are those that they control.
+
+    A job of another namespace is none of them, whatever its author wrote into its metadata: a gate
+    would send it the requests of others.
+    """
+    services = tuple(services)
+    namespaces = {one.metadata.uid: one.metadata.namespace for one in services}
     jobs: dict[str, list[GPUJob]] = defaultdict(list)
     for job in snapshot.jobs:
         uid = job.metadata.labels.get(LABEL_SERVICE_UID)
-        if uid is not None and any(one.uid == uid for one in job.metadata.owner_references):
+        if uid is None or namespaces.get(uid) != job.metadata.namespace:
+            continue
+        if any(one.uid == uid for one in job.metadata.owner_references):
             jobs[uid].append(job)
     wanted = {job.metadata.uid for owned in jobs.values() for job in owned}
     # A pod whose owner reference was removed still belongs to the job that recorded it.

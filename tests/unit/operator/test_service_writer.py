@@ -268,6 +268,16 @@ def test_only_jobs_that_the_service_controls_count() -> None:
     assert given.jobs == ()
 
 
+def test_a_job_of_another_namespace_is_no_replica_whatever_it_says() -> None:
+    """The garbage collector deletes it, or takes its reference away, but not at once."""
+    service = make_service()
+    job = _owned(service)
+    forged = replace(job, metadata=replace(job.metadata, namespace="evil", uid="uid-evil"))
+    snapshot = Snapshot(jobs=(job, forged), pods=(make_pod(forged, ready=True),))
+    [given] = service_inputs([service], snapshot, lambda uid: "", lambda uid: "")
+    assert [one.job.metadata.namespace for one in given.jobs] == [service.metadata.namespace]
+
+
 def _owned(service: GPUService) -> Any:
     [create] = step_of(ServiceInputs(service), T0).creates
     return placed(read_job(create, "uid-r", T0))
