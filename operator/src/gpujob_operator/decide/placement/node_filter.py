@@ -5,7 +5,7 @@ from typing import Any
 
 from gpujob_api.gpujob import SpotPolicy
 from gpujob_operator.decide.capacity.cluster import Capacity, NodeCapacity
-from gpujob_operator.decide.model.node_affinity import affinity_mismatch
+from gpujob_operator.decide.model.node_affinity import NodeRequirement, affinity_mismatch
 from gpujob_operator.decide.model.protection import Unprotected
 from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME, NodeView, Taint
 from gpujob_operator.decide.packing.apart import DomainLimit
@@ -87,6 +87,13 @@ def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
     effect = toleration.get("effect") or taint.effect
     if effect != taint.effect:
         return False
-    if toleration.get("operator") == "Exists":
+    operator, value = toleration.get("operator"), toleration.get("value") or ""
+    if operator == "Exists":
         return toleration.get("key") in (None, "", taint.key)
-    return toleration.get("key") == taint.key and (toleration.get("value") or "") == taint.value
+    if toleration.get("key") != taint.key:
+        return False
+    if operator in ("Gt", "Lt"):
+        # Numbers, as in an expression on a label.
+        wanted = NodeRequirement(taint.key, operator, (str(value),))
+        return wanted.holds({taint.key: taint.value})
+    return value == taint.value
