@@ -67,7 +67,7 @@ from gpujob_operator.decide.lifecycle.start_advice import with_advice
         (
             "pod a-1-0 was not started on n0: TopologyAffinityError: Pod was rejected: Resources "
             "cannot be allocated with Topology locality",
-            "its nodeSelector",
+            "with a nodeSelector",
         ),
         (
             'admission webhook "v.example.org" denied the request: no',
