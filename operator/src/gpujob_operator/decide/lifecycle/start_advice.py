@@ -73,8 +73,8 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("topologyaffinityerror",),
-        "the node's Topology Manager finds no such CPUs and devices close to each other: create the "
-        "job again with smaller requests or with a nodeSelector in the template",
+        "the node's Topology Manager finds no such CPUs and devices close to each other: create "
+        "the job again with smaller requests or with a nodeSelector in the template",
     ),
     (
         ("admission webhook",),
