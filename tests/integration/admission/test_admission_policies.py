@@ -277,7 +277,8 @@ def test_gpus_by_another_name_are_refused_in_every_container(
 
 @pytest.mark.parametrize("name", ["cdi.k8s.io/all", "nvidia.cdi.k8s.io/a"])
 def test_devices_by_annotation_are_refused(tenants: Tenants, restricted: str, name: str) -> None:
-    job = job_manifest(**{"template.metadata.annotations": {name: "nvidia.com/gpu=all"}})
+    devices: Json = {"template.metadata.annotations": {name: "nvidia.com/gpu=all"}}
+    job = job_manifest(**devices)
     said = tenants.refusal(tenants.admin, restricted, "gpujobs", job)
     assert "those of cdi.k8s.io are not allowed: request GPUs in spec.gpusPerWorker" in said
     harmless: Json = {"template.metadata.annotations": {"example.com/a": "nvidia.com/gpu=all"}}
