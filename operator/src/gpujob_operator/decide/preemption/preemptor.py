@@ -314,9 +314,7 @@ class Preemptor:
             return True
         if not self.queues.by_name:
             return False
-        lenders = (name for name, use in self.queues.use.items() if use.jobs)
-        borrow = any(self.queues.can_be_reclaimed_for(name, job.spec.queue) for name in lenders)
-        if not borrow:
+        if not self.queues.is_owed(job.spec.queue):
             return False
         return self.queues.fits_in_nominal(
             job, least_reservation_bytes(requirements, self.assumed, self.configuration)

@@ -78,6 +78,12 @@ class QuotaState:
     _ended: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
     # UIDs of the jobs that have ended.
     _ended_uids: set[str] = field(default_factory=set[str])
+    # Children that hold anything, by parent. Thousands of others need not be asked.
+    _users: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    # Which queues borrow or give back, until the use changes.
+    _answers: dict[tuple[str, ...], bool] = field(default_factory=dict[tuple[str, ...], bool])
+    _over: dict[str, bool] = field(default_factory=dict[str, bool])
+    _over_rest: dict[tuple[str, int], bool] = field(default_factory=dict[tuple[str, int], bool])
 
     def __post_init__(self) -> None:
         if self.tree.by_name is not self.by_name:
@@ -85,6 +91,17 @@ class QuotaState:
         for name, own in self.use.items():
             for one in self.tree.path(name):
                 self._held[one] = _sum_of(self.held(one), own)
+                self._note_use(one)
+
+    def _note_use(self, name: str) -> None:
+        parent = self.tree.parent(name)
+        if parent is None:
+            return
+        users = self._users.setdefault(parent, set())
+        if self.held(name).jobs:
+            users.add(name)
+        else:
+            users.discard(name)
 
     def queue_of(self, job: GPUJob) -> str:
         """Returns the queue whose quota the job uses.
@@ -140,6 +157,10 @@ class QuotaState:
         self.use.setdefault(name, QueueUse()).count(job, status, sign)
         for one in self.tree.path(name):
             self._held.setdefault(one, QueueUse()).count(job, status, sign)
+            self._note_use(one)
+        self._answers.clear()
+        self._over.clear()
+        self._over_rest.clear()
         if self._later is not None and job.metadata.uid not in self._leaving:
             self._add_later(name, _use_of(job, status, sign))
         self.version += 1
@@ -315,7 +336,7 @@ class QuotaState:
         below = None
         for one in self.tree.path(name):
             firm, loose, rest = 0, self._kept(one, kind, own=True), self.tree.rest(one)[kind]
-            for child in self.tree.children(one):
+            for child in self._users.get(one, ()):
                 nominal = self.tree.nominal(child)[kind]
                 if child == below:
                     continue
@@ -351,6 +372,12 @@ class QuotaState:
         The paths from the root to the two queues part at some queue. The path to `name` must borrow
         there. Below that, it must follow a queue that borrows, if any queue there does.
         """
+        known = self._answers.get((name, for_queue))
+        if known is None:
+            known = self._answers[name, for_queue] = self._gives_back(name, for_queue)
+        return known
+
+    def _gives_back(self, name: str, for_queue: str) -> bool:
         if not self.borrows_beside(name, for_queue):
             return False
         way = self._way(name, for_queue)
@@ -361,6 +388,15 @@ class QuotaState:
             if not goes_on and self._anybody_borrows_in(one):
                 return False
         return True
+
+    def is_owed(self, name: str) -> bool:
+        """Returns whether any queue gives back for an entitled job of this queue."""
+        known = self._answers.get((name,))
+        if known is None:
+            others = (one for one, use in self.use.items() if use.jobs)
+            known = any(self.can_be_reclaimed_for(one, name) for one in others)
+            self._answers[name,] = known
+        return known
 
     def borrows_beside(self, name: str, for_queue: str) -> bool:
         """Returns whether the path to queue `name` borrows where it parts from the path to
@@ -380,11 +416,17 @@ class QuotaState:
 
     def _anybody_borrows_in(self, name: str) -> bool:
         """Returns whether a child, or the queue's own jobs, have more than was promised to them."""
-        children = any(self._is_over(child) for child in self.tree.children(name))
+        children = any(self._is_over(child) for child in self._users.get(name, ()))
         return children or self._rest_is_exceeded(name)
 
     def _is_over(self, name: str) -> bool:
         """Returns whether the queue with all queues below it has more than was promised to it."""
+        known = self._over.get(name)
+        if known is None:
+            known = self._over[name] = self._holds_more(name)
+        return known
+
+    def _holds_more(self, name: str) -> bool:
         held, nominal = self.held(name), self.tree.nominal(name)
         parent = self.tree.parent(name)
         for kind in (_GPUS, _MEMORY):
@@ -405,10 +447,16 @@ class QuotaState:
 
         The queue's own jobs and its children without a nominal quota count.
         """
+        known = self._over_rest.get((name, kind))
+        if known is None:
+            known = self._over_rest[name, kind] = self._holds_more_than_rest(name, kind)
+        return known
+
+    def _holds_more_than_rest(self, name: str, kind: int) -> bool:
         rest = self.tree.rest(name)[kind]
         if rest is None:
             return False
-        children = self.tree.children(name)
+        children = self._users.get(name, ())
         loose = (child for child in children if self.tree.nominal(child)[kind] is None)
         return self.own(name)[kind] + sum(self.held(child)[kind] for child in loose) > rest
 
