@@ -24,7 +24,7 @@ def test_an_image_that_cannot_be_pulled(team: Team) -> None:
 
 def test_a_claim_that_is_not_there(team: Team) -> None:
     team.submit("homeless", spec={"checkpoint": {"volumeClaimName": "nowhere"}})
-    team.wait_for_words("homeless", 'persistentvolumeclaim "nowhere" not found', "create the claim")
+    team.wait_for_words("homeless", 'persistentvolumeclaim "nowhere" does not exist', "create it")
 
 
 def test_a_claim_that_does_not_bind(team: Team) -> None:
