@@ -301,6 +301,20 @@ DECISIONS = (
         "lifecycle",
     ),
     of_decide(
+        "an evaluation counts as hanging",
+        "measurement/progress.py",
+        "return seen_at if before is None else max(before, seen_at)",
+        "return before",
+        "lifecycle/test_attempt.py",
+    ),
+    of_decide(
+        "the preparation of data counts as hanging",
+        "measurement/progress.py",
+        "return limit_seconds if trains else HANG_TIMES_WITHOUT_STEPS * limit_seconds",
+        "return limit_seconds",
+        "lifecycle/test_attempt.py",
+    ),
+    of_decide(
         "one reading is a measurement",
         "measurement/reservation.py",
         "    if usage.samples < configuration.measurement_samples_min:\n        return None",

@@ -201,6 +201,9 @@ class Report:
     # For how long the process left its GPU idle for a service, which no step time includes. None if
     # it cannot do this.
     yielded_seconds: Seconds | None = None
+    # The time since the process last finished a step, a backward pass or a batch, evaluations
+    # included. None before the first of them.
+    idle_seconds: Seconds | None = None
     resumed_from_step: Count | None = None
     checkpoint: CheckpointReport | None = None
     # None until the worker has determined it, which it does before its first checkpoint.

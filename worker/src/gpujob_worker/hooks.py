@@ -215,9 +215,11 @@ class Hooks:
     def _before_batch(self, iterator: Any) -> None:
         self._loaders.before_batch(iterator)
         # An evaluation has no other parts. Threads that fetch ahead are none of its parts.
-        known = self._session.yielding.seconds is not None and not self._own_work.under_way
-        if known and threading.current_thread() is threading.main_thread():
-            self._yield()
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and not self._own_work.under_way:
+            self._session.life_sign.seen()
+            if self._session.yielding.seconds is not None:
+                self._yield()
 
     def _received(self, batch: Any) -> Any:
         if not self._own_work.under_way:
@@ -247,7 +249,7 @@ class Hooks:
             self._model.saw_backward()
             self._session.state.saw_pass(unscaled)
             self._loss_check.saw_loss(loss)
-            self._yield()
+            self._part_ends()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._own_work.under_way:
@@ -301,7 +303,7 @@ class Hooks:
             torch.inference_mode(mode=False),
         ):
             self._phases.after_step(optimizer)
-        self._yield()
+        self._part_ends()
         self._profile()
         self._session.safe_point()
 
@@ -320,9 +322,13 @@ class Hooks:
             torch.inference_mode(mode=False),
         ):
             self._phases.after_step(None)
-        self._yield()
+        self._part_ends()
         self._profile()
         self._session.safe_point()
+
+    def _part_ends(self) -> None:
+        self._session.life_sign.seen()
+        self._yield()
 
     def _yield(self) -> None:
         """Leaves the GPU to a service on it, unless nothing of the script may be changed."""

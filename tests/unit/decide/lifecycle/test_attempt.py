@@ -26,6 +26,7 @@ from tests.harness.builders import (
     make_pod,
     make_pods,
     make_report,
+    measured,
     placed,
     received,
     running,
@@ -215,17 +216,41 @@ def test_suspend_and_a_hang_stop_the_attempt() -> None:
     assert stop is not None
     assert stop.reason == "Suspended"
     job = running(make_job(hang_seconds=60))
-    assert step(job, make_pod(job), at=60).status.stop is None
-    hung = step(job, make_pod(job), at=61).status.stop
+    words = received(job, make_report(step=5))
+    assert step(job, make_pod(job), at=60, report=words).status.stop is None
+    hung = step(job, make_pod(job), at=61, report=words).status.stop
     assert hung is not None
     assert "no progress for 61 s (retry.hangTimeoutSeconds is 60)" in hung.message
+
+
+def test_a_script_that_has_not_trained_yet_has_more_time() -> None:
+    """It downloads and prepares its data, of which the worker knows nothing."""
+    job = running(make_job(hang_seconds=60))
+    waits = step(job, make_pod(job), at=360)
+    assert (waits.status.stop, waits.next_seconds) == (None, 1.0)
+    hung = step(job, make_pod(job), at=361).status.stop
+    assert hung is not None
+    limit = "(retry.hangTimeoutSeconds is 60, 6 times as long without steps)"
+    assert hung.message == f"no progress for 361 s {limit}"
+
+
+@pytest.mark.parametrize(("idle_seconds", "hangs"), [(3.0, False), (70.0, True), (None, True)])
+def test_an_evaluation_that_goes_on_is_no_hang(idle_seconds: float | None, hangs: bool) -> None:
+    """It makes no step. Its newest batch is a sign of life."""
+    job = running(make_job(hang_seconds=60), measurement=measured(GIB, step=100))
+    words = make_report(step=100, idle_seconds=idle_seconds)
+    stop = step(job, make_pod(job), at=500, report=received(job, words, at=499)).status.stop
+    assert (stop is not None) is hangs
 
 
 @pytest.mark.parametrize(("step_made", "is_over"), [(1000, True), (999, False)])
 def test_a_hang_after_the_last_step_is_told_apart(step_made: int, is_over: bool) -> None:
     job = running(make_job(hang_seconds=60))
     words = make_report(step=step_made, steps_total=1000)
-    stop = step(job, make_pod(job), at=200, report=received(job, words, at=10)).status.stop
+    given = received(job, words, at=10)
+    early = step(job, make_pod(job), at=200, report=given).status.stop
+    assert (early is None) is is_over
+    stop = step(job, make_pod(job), at=371, report=given).status.stop
     assert stop is not None
     assert ("since its last step, 1000 of 1000" in stop.message) is is_over
 

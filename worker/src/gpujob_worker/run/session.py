@@ -29,6 +29,7 @@ from gpujob_worker.run.graceful_stop import (
     Stop,
     leave_unsaved,
 )
+from gpujob_worker.run.life_sign import LifeSign
 from gpujob_worker.run.lineage import Claim, Lineage, written
 from gpujob_worker.run.meter import Meter, efficiency
 from gpujob_worker.run.profiling import StepProfiler
@@ -79,6 +80,7 @@ class Session:
         self._tuning_seconds_asked = tuning_seconds
         self.meter = Meter(CpuMemory())
         self.yielding = Yielding(self.meter)
+        self.life_sign = LifeSign()
         known = environment.settings.tuned
         self.state = RunState(self.meter, tuned=known, known_tuned=known)
         self.profiler = profiler
@@ -249,6 +251,7 @@ class Session:
             speedup=self.state.speedup,
             skipped_steps=self.state.skipped_steps,
             yielded_seconds=self.yielding.seconds,
+            idle_seconds=self.life_sign.idle_seconds,
             resumed_from_step=self.state.resumed_from_step,
             checkpoint=self.state.checkpoint,
             protection=self.state.protection,

@@ -45,6 +45,7 @@ from gpujob_operator.decide.measurement.milestones import first_yield, milestone
 from gpujob_operator.decide.measurement.parking import is_parked, with_parked_reservation
 from gpujob_operator.decide.measurement.profile import attempt_mode, with_profile_of_spec
 from gpujob_operator.decide.measurement.progress import (
+    hang_limit_seconds,
     joined_usage,
     with_measured_reservation,
     with_measurement,
@@ -284,7 +285,7 @@ def _running(
         writer.set(conditions.SCHEDULED, True, "Placed", text)
     untuned.while_it_runs(job, status, inputs.report, usage, configuration, writer)
     since = status.progressed_at or now
-    left = job.spec.retry.hang_timeout_seconds - (now - since).total_seconds()
+    left = hang_limit_seconds(job, inputs.report) - (now - since).total_seconds()
     if gone_gpus(job, inputs.sites):
         left = min(left, seconds_until_silent(job, inputs, now))
     unused_seconds = seconds_until_used(job.status, report, now)

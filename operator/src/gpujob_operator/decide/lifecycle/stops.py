@@ -12,7 +12,7 @@ from gpujob_operator.decide.lifecycle.start_refusals import (
     refusal_of,
     start_seconds_left,
 )
-from gpujob_operator.decide.measurement.progress import is_hung, with_report
+from gpujob_operator.decide.measurement.progress import hang_limit_seconds, is_hung, with_report
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
@@ -134,7 +134,7 @@ def _cannot_start(
 def _hung(
     job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime, deadline: datetime
 ) -> StopReason | None:
-    limit_seconds = job.spec.retry.hang_timeout_seconds
+    limit_seconds = hang_limit_seconds(job, inputs.report)
     if _works_silently(job, inputs) or _is_cut_off(inputs):
         return None
     # The status is written at intervals, so the last report may be newer.
@@ -146,7 +146,11 @@ def _hung(
     if gone:
         # Some threads continue to report although the GPU is gone.
         return StopReason(GPU_GONE, f"no progress for {idle_seconds:.0f} s, and {gone}", deadline)
-    message = f"no progress for {idle_seconds:.0f} s (retry.hangTimeoutSeconds is {limit_seconds})"
+    own_seconds = job.spec.retry.hang_timeout_seconds
+    limit = f"retry.hangTimeoutSeconds is {own_seconds}"
+    if limit_seconds > own_seconds:
+        limit += f", {limit_seconds / own_seconds:.0f} times as long without steps"
+    message = f"no progress for {idle_seconds:.0f} s ({limit})"
     return StopReason(HUNG, f"{message}{_after_last_step(job, inputs)}", deadline)
 
 

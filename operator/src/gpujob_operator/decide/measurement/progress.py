@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpujob_api.copies import changed
 from gpujob_api.gpujob import (
@@ -16,6 +16,7 @@ from gpujob_api.quantities import GIB, format_count, format_memory
 from gpujob_api.report import CheckpointReport, Report, WorkerPhase
 from gpujob_api.settings import Task
 from gpujob_operator.decide.measurement.reservation import measured_reservation
+from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES, known_context_bytes
 from gpujob_operator.decide.model.plan import EventNote
@@ -27,6 +28,8 @@ from gpujob_operator.decide.model.snapshot import GPUUsage, ReceivedReport
 # applies.
 UNSEEN_PEAK_FRACTION_MAX = 0.25
 UNSEEN_PEAK_BYTES_MAX = GIB
+# How many times as long an attempt may make no progress before its first and after its last step.
+HANG_TIMES_WITHOUT_STEPS = 6
 
 
 def with_report(
@@ -55,8 +58,17 @@ def with_report(
         protection=report.protection or status.protection,
         resumed_from_step=resumed,
         explain=report.explain or status.explain,
-        progressed_at=received.received_at if moved or busy else status.progressed_at,
+        progressed_at=received.received_at if moved or busy else _last_sign(status, received),
     )
+
+
+def _last_sign(status: GPUJobStatus, received: ReceivedReport) -> datetime | None:
+    """Returns when the worker last did anything, such as a batch of an evaluation."""
+    before, idle_seconds = status.progressed_at, received.report.idle_seconds
+    if idle_seconds is None:
+        return before
+    seen_at = received.received_at - timedelta(seconds=idle_seconds)
+    return seen_at if before is None else max(before, seen_at)
 
 
 def _answers_nothing(report: Report) -> bool:
@@ -271,6 +283,31 @@ def _source(source: ReservationSource) -> str:
         ReservationSource.MEASURED: "earlier measurement",
         ReservationSource.PARKED: "parked",
     }[source]
+
+
+def hang_limit_seconds(job: GPUJob, received: ReceivedReport | None) -> int:
+    """Returns for how long the attempt may make no progress.
+
+    A worker reports nothing while its script downloads or prepares data before the first step, or
+    evaluates and uploads after the last one, so it has more time then.
+    """
+    own = received is not None and received.report.attempt == job.status.attempt
+    report = received.report if received is not None and own else None
+    if report is None:
+        trains = _has_progressed(job.status)
+    else:
+        total = report.steps_total
+        trains = total is None or not report.step >= total > 0
+    limit_seconds = job.spec.retry.hang_timeout_seconds
+    return limit_seconds if trains else HANG_TIMES_WITHOUT_STEPS * limit_seconds
+
+
+def _has_progressed(status: GPUJobStatus) -> bool:
+    """Returns whether a report of this attempt was received, by the status."""
+    running = conditions.find(status, conditions.RUNNING)
+    if running is None or status.progressed_at is None:
+        return False
+    return status.progressed_at > running.last_transition_time
 
 
 def is_hung(
