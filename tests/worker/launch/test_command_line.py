@@ -175,6 +175,11 @@ def test_a_script_that_fails_before_it_trains_says_why(tmp_path: Path) -> None:
             "the script ended with exit code 2: "
             "ValueError: invalid literal for int() with base 10: 'a'",
         ),
+        (
+            "import sys\nclass E(Exception):\n    def __str__(self): return 1 / 0\n"
+            "try: raise E\nexcept E: sys.exit(4)",
+            "the script ended with exit code 4: E",
+        ),
         ("print(", "SyntaxError: '(' was never closed (train.py, line 1)"),
     ):
         (tmp_path / "train.py").write_text(source)

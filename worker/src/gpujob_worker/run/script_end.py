@@ -32,11 +32,15 @@ def _words_about_exit() -> str:
 
     `argparse` only prints its message. Other parsers raise an error and catch it themselves.
     """
-    caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
-    if caller.f_globals.get("__name__") == "argparse":
-        return str(caller.f_locals.get("message") or "").strip()
     handled = sys.exc_info()[1]
-    return "" if handled is None else f"{type(handled).__name__}: {handled}"
+    try:
+        caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+        if caller.f_globals.get("__name__") == "argparse":
+            return str(caller.f_locals.get("message") or "").strip()
+        return "" if handled is None else f"{type(handled).__name__}: {handled}"
+    except Exception:
+        # An error that cannot be printed must not change the exit.
+        return "" if handled is None else type(handled).__name__
 
 
 class ScriptEnd:
