@@ -112,6 +112,7 @@ def silent(job: GPUJob) -> Outcome:
         started,
         pods=[make_pod(started)],
         gpu_nodes=[make_gpu_node(at=900)],
+        reports=[received(started, make_report(step=5))],
         listening_since=after(0),
     )
     decided = plan(snapshot, after(900))
