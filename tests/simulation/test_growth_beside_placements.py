@@ -33,12 +33,14 @@ def _scenario(seed: int) -> Scenario:
     grows = Workload(8 * GIB, steps=120, later_bytes=19 * GIB // 2, later_at_step=90)
     leaves = Workload(3 * GIB, steps=steps)
     waits = Workload(14 * GIB, steps=20)
+    # Without a claim that is looked for before the placement is written.
+    at_once = _shared("waits", "14848Mi") | {"checkpoint": {}}
     return Scenario(
         (NodePlan("n0", 1),),
         (
             Submission("grows", 0.0, _shared("grows"), grows),
             Submission("leaves", 50.0, _shared("leaves", "4Gi"), leaves),
-            Submission("waits", 60.0, _shared("waits", "14848Mi"), waits),
+            Submission("waits", 60.0, at_once, waits),
         ),
     )
 
