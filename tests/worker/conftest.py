@@ -1,4 +1,4 @@
-"""The devices that a test of the worker runs on: the CPU, and an imitated GPU."""
+"""The devices that a test of the worker runs on (the CPU, and an imitated GPU), and an operator."""
 
 from collections.abc import Generator
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.harness.imitated_gpu import installed
+from tests.harness.report_receiver import Operator
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -24,3 +25,11 @@ def products_as_before() -> Generator[None]:
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
+def operator() -> Generator[Operator]:
+    """Receives the reports of the processes that the test starts."""
+    server = Operator()
+    yield server
+    server.close()

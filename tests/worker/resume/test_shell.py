@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -210,13 +209,6 @@ def test_what_only_reads_is_not_the_one_that_is_saved(tmp_path: Path) -> None:
     run = shell(tmp_path, "python reads.py\npython train.py 0\n", variables={"STOP": "7"})
     assert run.run() == 143, run.errors
     assert run.saved
-
-
-@pytest.fixture
-def operator() -> Iterator[Operator]:
-    server = Operator()
-    yield server
-    server.close()
 
 
 def _asked_by_operator(operator: Operator, run: ShellRun, seconds: float = 100.0) -> int:

@@ -1,6 +1,5 @@
 """Batches of an evaluation are signs of life, which a report has beside the steps."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,13 +26,6 @@ for (batch,) in torch.utils.data.DataLoader(data):
     with torch.no_grad():
         net(batch)
 """
-
-
-@pytest.fixture
-def operator() -> Iterator[Operator]:
-    server = Operator()
-    yield server
-    server.close()
 
 
 def test_the_time_counts_from_the_newest_sign() -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,6 @@ from gpujob_worker.run.session import Session
 from tests.harness.report_receiver import Operator
 
 pytestmark = pytest.mark.any_torch
-
-
-@pytest.fixture
-def operator() -> Iterator[Operator]:
-    server = Operator()
-    yield server
-    server.close()
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:

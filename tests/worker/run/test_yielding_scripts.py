@@ -1,6 +1,5 @@
 """A script yields before each backward pass and after each step, and learns the same."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,6 @@ for (batch,) in torch.utils.data.DataLoader(data):
     with torch.no_grad():
         net(batch)
 """
-
-
-@pytest.fixture
-def operator() -> Iterator[Operator]:
-    server = Operator()
-    yield server
-    server.close()
 
 
 def trained(

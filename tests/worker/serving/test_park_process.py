@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -39,13 +39,6 @@ COMMAND = [sys.executable, "-c", SCRIPT]
 BODY = {
     "inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 4], "data": [1.0, 2.0, 3.0, 4.0]}]
 }
-
-
-@pytest.fixture
-def operator() -> Iterator[Operator]:
-    server = Operator()
-    yield server
-    server.close()
 
 
 def reply(operator: Operator, park: bool | None, stop: StopRequest | None = None) -> None:

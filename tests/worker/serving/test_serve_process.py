@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,13 +36,6 @@ SCRIPT = str(ROOT / "examples" / "serve_digits.py")
 DELAY_SECONDS = 1.0
 PAUSE_SECONDS = 0.02
 IMAGE = {"name": "image", "datatype": "UINT8", "shape": [1, 1, 8, 8], "data": list(range(64))}
-
-
-@pytest.fixture
-def operator() -> Iterator[Operator]:
-    server = Operator()
-    yield server
-    server.close()
 
 
 def free_port() -> int:

@@ -12,7 +12,12 @@ from gpujob_operator.decide.lifecycle.start_refusals import (
     refusal_of,
     start_seconds_left,
 )
-from gpujob_operator.decide.measurement.progress import hang_limit_seconds, is_hung, with_report
+from gpujob_operator.decide.measurement.progress import (
+    hang_limit_seconds,
+    is_hung,
+    is_past_last_step,
+    with_report,
+)
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
@@ -157,9 +162,8 @@ def _hung(
 def _after_last_step(job: GPUJob, inputs: JobInputs) -> str:
     """Returns a hint if training is over and something else has not ended, or ""."""
     words = inputs.report.report if inputs.report is not None else None
-    if words is None or words.attempt != job.status.attempt or words.steps_total is None:
-        return ""
-    if not words.step >= words.steps_total > 0:
+    is_own = words is not None and words.attempt == job.status.attempt
+    if words is None or not (is_own and is_past_last_step(words)):
         return ""
     return (
         f" since its last step, {words.step} of {words.steps_total}: an evaluation or an upload "

@@ -291,15 +291,17 @@ def hang_limit_seconds(job: GPUJob, received: ReceivedReport | None) -> int:
     A worker reports nothing while its script downloads or prepares data before the first step, or
     evaluates and uploads after the last one, so it has more time then.
     """
-    own = received is not None and received.report.attempt == job.status.attempt
-    report = received.report if received is not None and own else None
-    if report is None:
-        trains = _has_progressed(job.status)
+    if received is not None and received.report.attempt == job.status.attempt:
+        trains = not is_past_last_step(received.report)
     else:
-        total = report.steps_total
-        trains = total is None or not report.step >= total > 0
+        trains = _has_progressed(job.status)
     limit_seconds = job.spec.retry.hang_timeout_seconds
     return limit_seconds if trains else HANG_TIMES_WITHOUT_STEPS * limit_seconds
+
+
+def is_past_last_step(report: Report) -> bool:
+    total = report.steps_total
+    return total is not None and report.step >= total > 0
 
 
 def _has_progressed(status: GPUJobStatus) -> bool:
