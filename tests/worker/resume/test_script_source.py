@@ -4,7 +4,6 @@ import ast
 import sys
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from types import CodeType
 
 import pytest
@@ -298,9 +297,3 @@ def test_values_that_are_bound_in_a_loop() -> None:
         "n": ["len(y)", "2"],
         "m": [None],
     }
-
-
-def test_installed_files_are_not_of_the_script(tmp_path: Path) -> None:
-    for name in (ast.__file__, pytest.__file__, script_source.__file__, "<string>", "<frozen x>"):
-        assert not script_source.is_script_file(name)
-    assert script_source.is_script_file(str(tmp_path / "train.py"))

@@ -41,13 +41,16 @@ def test_it_saves_and_ends_as_it_likes(tmp_path: Path) -> None:
     assert run.report["step"] == 6
 
 
-@pytest.mark.parametrize("where", ["another error", "a library"])
+@pytest.mark.parametrize("where", ["another error", "a library", "a target folder"])
 def test_others_leave_as_they_did(where: str, tmp_path: Path) -> None:
     """Whoever catches nothing of the kind; and a library, which would leave in its own way."""
     text = LOOP.replace("CAUGHT", "ZeroDivisionError") + "loop()\nprint('end')\n"
-    if where == "a library":
-        library = tmp_path / "site-packages" / "trainer.py"
-        library.parent.mkdir()
+    if where != "another error":
+        folder = "site-packages" if where == "a library" else "packages"
+        library = tmp_path / folder / "trainer.py"
+        record = library.parent / "trainer-1.0.dist-info" / "RECORD"
+        record.parent.mkdir(parents=True)
+        record.write_text("trainer.py,,\n")
         library.write_text(KEYBOARD)
         text = f"import sys; sys.path.insert(0, {str(library.parent)!r})\n"
         text += "import trainer\ntrainer.loop()\nprint('end')\n"

@@ -12,8 +12,9 @@ from gpujob_worker.checkpoint.errors import MismatchError, UnsavableError
 from gpujob_worker.resume import rerun
 from gpujob_worker.resume.passes import Passes
 from gpujob_worker.resume.script_place import NoPlaceError, current_frame, function_key, turn_of
-from gpujob_worker.resume.script_source import is_script_file, loops_around
+from gpujob_worker.resume.script_source import loops_around
 from gpujob_worker.resume.way_back import NotReachedError, advanced
+from gpujob_worker.run.installed_files import is_script_file
 
 # Maximum turns of a loop without a `for` until a generator halts.
 TURNS_MAX = 10_000

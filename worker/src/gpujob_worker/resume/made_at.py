@@ -12,7 +12,8 @@ from types import FrameType
 from typing import Any
 
 from gpujob_worker.resume.script_place import At
-from gpujob_worker.resume.script_source import Loop, is_script_file, loops_around
+from gpujob_worker.resume.script_source import Loop, loops_around
+from gpujob_worker.run.installed_files import is_script_file
 
 _CALLS_MAX = 100
 _NUMBERS = (int, str, bool, float)

@@ -23,7 +23,8 @@ from torch.utils.data.dataloader import (
 from gpujob_worker.checkpoint.errors import MismatchError
 from gpujob_worker.resume.persistent_workers import is_begun
 from gpujob_worker.resume.random_numbers import Generators, random_state, restore_random
-from gpujob_worker.resume.script_source import is_of_script, is_script_file
+from gpujob_worker.resume.script_source import is_of_script
+from gpujob_worker.run.installed_files import is_script_file
 
 # Batches that a wrapper may have fetched ahead.
 IN_FLIGHT_MAX = 8

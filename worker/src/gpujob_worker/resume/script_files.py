@@ -25,7 +25,6 @@ from gpujob_worker.resume.append_journal import AppendJournal
 from gpujob_worker.resume.databases import Databases
 from gpujob_worker.resume.held_files import HeldFiles, wrap
 from gpujob_worker.resume.script_place import current_frame
-from gpujob_worker.resume.script_source import is_script_file
 from gpujob_worker.resume.written_files import (
     APPEND,
     UPDATE,
@@ -35,6 +34,7 @@ from gpujob_worker.resume.written_files import (
     put_content,
     size_of,
 )
+from gpujob_worker.run.installed_files import is_script_file
 
 # These took a reference to `open` when they were imported.
 _TOOK_OPEN = (("bz2", "_builtin_open"), ("tarfile", "bltn_open"))

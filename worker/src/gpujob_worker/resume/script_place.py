@@ -22,7 +22,8 @@ from gpujob_worker.resume.loop_items import LoopItems
 from gpujob_worker.resume.loop_items import NoPlaceError as NoPlaceError
 from gpujob_worker.resume.passes import Pass, Passes
 from gpujob_worker.resume.script_names import value_of
-from gpujob_worker.resume.script_source import Loop, call_at, is_script_file, loops_around
+from gpujob_worker.resume.script_source import Loop, call_at, loops_around
+from gpujob_worker.run.installed_files import is_script_file
 
 # Maximum number of functions that call one another on the way to the loop.
 FRAMES_MAX = 100

@@ -9,14 +9,13 @@ import functools
 import hashlib
 import linecache
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-import gpujob_api
+from gpujob_worker.run.installed_files import is_script_file
 
 # Calls that yield each number once, in an order of their own.
 _COUNTING = ("range", "trange", "enumerate", "count")
@@ -415,28 +414,6 @@ def file_hash(filename: str) -> str | None:
         return hashlib.sha256(Path(filename).read_bytes()).hexdigest()
     except OSError:
         return None
-
-
-def _library_folders() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    folders = {paths[name] for name in names if name in paths}
-    worker = Path(__file__).resolve().parents[1]
-    own = [str(folder) for folder in (Path(gpujob_api.__file__).resolve().parent, worker)]
-    return (*(folder + "/" for folder in (*folders, *own)), "<frozen")
-
-
-_FOLDERS = _library_folders()
-
-
-@functools.lru_cache(maxsize=8192)
-def is_script_file(filename: str) -> bool:
-    """Returns whether the file is the user's, and belongs neither to an installed package nor to
-    Python.
-    """
-    if filename.startswith((*_FOLDERS, "<")):
-        return False
-    return "site-packages" not in filename and "dist-packages" not in filename
 
 
 def is_of_script(value: Any) -> bool:

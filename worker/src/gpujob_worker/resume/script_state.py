@@ -20,11 +20,12 @@ from gpujob_worker.resume.script_files import ScriptFiles
 from gpujob_worker.resume.script_gradients import ScriptGradients
 from gpujob_worker.resume.script_objects import ScriptObjects
 from gpujob_worker.resume.script_place import At, NoPlaceError, Place, function_key
-from gpujob_worker.resume.script_source import file_hash, is_of_script, is_script_file
+from gpujob_worker.resume.script_source import file_hash, is_of_script
 from gpujob_worker.resume.script_variables import ScriptVariables
 from gpujob_worker.resume.training_loops import TrainingLoops
 from gpujob_worker.resume.values.baseline import Baseline
 from gpujob_worker.resume.values.table import restorer_of
+from gpujob_worker.run.installed_files import is_script_file
 
 FORMAT = 5
 _OF_SCRIPT = "_gpujob_of_script"

@@ -21,7 +21,8 @@ from gpujob_worker.resume.script_place import (
     function_key,
     functions_of,
 )
-from gpujob_worker.resume.script_source import Loop, is_script_file, loops_around, source_of
+from gpujob_worker.resume.script_source import Loop, loops_around, source_of
+from gpujob_worker.run.installed_files import is_script_file
 
 TURNS_MAX = 256
 _Key = tuple[int, int]

@@ -11,7 +11,8 @@ from types import FrameType
 from typing import Any
 
 from gpujob_worker.resume.script_place import At, begins_turn
-from gpujob_worker.resume.script_source import Loop, is_script_file, loops_around
+from gpujob_worker.resume.script_source import Loop, loops_around
+from gpujob_worker.run.installed_files import is_script_file
 
 # Maximum number of calls on the way from the script's module.
 _FRAMES_MAX = 200

@@ -2,13 +2,12 @@
 
 import ast
 import linecache
-import sysconfig
-from pathlib import Path
 from types import FrameType
+
+from gpujob_worker.run.installed_files import is_script_file
 
 FRAMES_MAX = 200
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-_LIBRARIES = ("site-packages", "dist-packages")
 
 
 def caught_by_script(frame: FrameType | None) -> bool:
@@ -21,16 +20,9 @@ def caught_by_script(frame: FrameType | None) -> bool:
         if frame is None:
             return False
         if _catches(frame):
-            return not _is_library(frame.f_code.co_filename)
+            return is_script_file(frame.f_code.co_filename)
         frame = frame.f_back
     return False
-
-
-def _is_library(path: str) -> bool:
-    parts = Path(path).parts
-    return any(name in parts for name in _LIBRARIES) or path.startswith(
-        sysconfig.get_path("stdlib")
-    )
 
 
 def _catches(frame: FrameType) -> bool:
