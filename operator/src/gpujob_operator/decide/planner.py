@@ -202,7 +202,7 @@ def _follow_edits(steps: dict[str, NextStep], queues: QuotaState, cycle: "_Cycle
     They come after the pending jobs, so that pending jobs see the queues as they were when they
     waited.
     """
-    for uid in cycle.cache.holders.edited(queues.capped):
+    for uid in cycle.cache.holders.edited(queues.is_admitted):
         before = cycle.step(uid, steps)
         job = replace(cycle.cache.entries[uid].job, status=before.status)
         after = follow_edits(job, before, queues, cycle.now)

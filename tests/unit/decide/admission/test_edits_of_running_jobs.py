@@ -128,3 +128,43 @@ def test_who_has_no_record_of_its_queue_counts_in_one_that_admits_it() -> None:
     edit(world, lambda spec: replace(spec, queue="gold"), "f")
     assert reserved(world) == {"default": 0, "gold": 0}
     assert "counts in no queue" in said(world, "f")
+
+
+# -- edits of the queue
+
+
+def test_a_running_job_reports_that_its_queue_is_gone() -> None:
+    world = world_of(whole("a", namespace="gold", queue="gold"), queues=(gold(),))
+    assert said(world, "a") == ""
+    queues = world.snapshot.queues
+    world.snapshot = replace(world.snapshot, queues=())
+    world.tick()
+    assert world.running() == {"a"}
+    assert said(world, "a") == (
+        "QueueNotFound: spec.queue: GPUQueue 'gold' does not exist; existing queues: default; the "
+        "attempt runs on, and gives its GPUs back to the queues that have quota; create the queue "
+        "again, or set spec.queue to another one"
+    )
+    world.snapshot = replace(world.snapshot, queues=queues)
+    world.tick()
+    assert said(world, "a") == ""
+
+
+def test_a_running_job_reports_that_its_queue_no_longer_admits_its_namespace() -> None:
+    world = world_of(
+        whole("a", namespace="gold", queue="gold"),
+        whole("b", namespace="gold", queue="gold"),
+        queues=(gold(),),
+    )
+    world.snapshot = replace(world.snapshot, queues=(gold(namespaces=()),))
+    world.tick()
+    assert world.running() == {"a", "b"}
+    assert reserved(world) == {"gold": 2}
+    assert said(world, "a") == (
+        "Inadmissible: spec.queue: gold: GPUQueue gold does not admit jobs of namespace gold; the "
+        "attempt runs on in it, and the job is not admitted again; set spec.queue to a queue that "
+        "admits it"
+    )
+    world.snapshot = replace(world.snapshot, queues=(gold(),))
+    world.tick()
+    assert said(world, "a") == ""

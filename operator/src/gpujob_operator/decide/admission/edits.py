@@ -1,8 +1,10 @@
-"""Applies the rules of admission to a running job whose queue or priority was edited.
+"""Applies the rules of admission to a running job whose queue or priority, or whose queue's own
+rules, were edited.
 
 The attempt moves to the queue in `spec.queue` once that queue admits the job and has the quota for
 it. Until then it counts in the queue that admitted it (`status.queue`), and a condition reports
-this. Its priority is capped to what that queue allows.
+this. Its priority is capped to what that queue allows. If the queue that admitted it is gone, or no
+longer admits it, the attempt runs on and the condition reports this, too.
 """
 
 from dataclasses import dataclass, replace
@@ -55,15 +57,18 @@ def follow_edits(job: GPUJob, step: NextStep, queues: QuotaState, now: datetime)
 
 
 def _queue_refusal(job: GPUJob, queues: QuotaState) -> _Refusal | None:
-    """Returns why the attempt does not move to the queue that its spec names, or None."""
+    """Returns why the job's queue no longer admits the attempt, or why the attempt does not move to
+    the queue that its spec names. Returns None if neither is so.
+    """
     admitted, name = queues.queue_of(job), job.spec.queue
+    missing = queues.unknown_queue(job)
     if admitted == name:
-        return None
+        return _refusal_of_its_queue(missing, queues.namespace_refusal(job))
     where = f"uses the quota of queue {admitted}" if admitted else "counts in no queue"
     effect = f"the attempt runs on and {where} until it ends"
-    missing, refusal = queues.unknown_queue(job), queues.refusal(job)
     if missing:
         return _Refusal(PendingReason.QUEUE_NOT_FOUND.value, f"{missing}; {effect}")
+    refusal = queues.refusal(job)
     if refusal:
         back = f"; set spec.queue back to {admitted}, or name another queue" if admitted else ""
         return _Refusal(PendingReason.INADMISSIBLE.value, f"{refusal}; {effect}{back}")
@@ -74,6 +79,19 @@ def _queue_refusal(job: GPUJob, queues: QuotaState) -> _Refusal | None:
         return None
     text = f"spec.queue: {name}: {over}; {effect}, or until there is quota in {name}"
     return _Refusal(PendingReason.OVER_QUOTA.value, text)
+
+
+def _refusal_of_its_queue(missing: str, refused: str) -> _Refusal | None:
+    """Returns why the queue that admitted the attempt would not admit it again, or None."""
+    if missing:
+        effect = "the attempt runs on, and gives its GPUs back to the queues that have quota"
+        next_step = "create the queue again, or set spec.queue to another one"
+        return _Refusal(PendingReason.QUEUE_NOT_FOUND.value, f"{missing}; {effect}; {next_step}")
+    if refused:
+        effect = "the attempt runs on in it, and the job is not admitted again"
+        next_step = "set spec.queue to a queue that admits it"
+        return _Refusal(PendingReason.INADMISSIBLE.value, f"{refused}; {effect}; {next_step}")
+    return None
 
 
 def _priority_refusal(job: GPUJob, queues: QuotaState) -> _Refusal | None:

@@ -26,8 +26,8 @@ class Holders:
     _on_gpu: Groups[Place] = field(default_factory=lambda: Groups[Place]())
     # Jobs whose attempt is being stopped for another job.
     _being_preempted: set[str] = field(default_factory=set[str])
-    # By queue and priority.
-    _priorities: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
+    # By queue, namespace and priority.
+    _admitted: Counter[tuple[str, str, int]] = field(default_factory=Counter[tuple[str, str, int]])
     _use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
     # Jobs whose status does not record which queue admitted them.
     unsaid: set[str] = field(default_factory=set[str])
@@ -37,7 +37,7 @@ class Holders:
         uid = job.metadata.uid
         self.jobs[uid] = job
         self._use.setdefault(queue_of(job), QueueUse()).count(job, job.status)
-        self._priorities[queue_of(job), job.spec.priority] += 1
+        self._admitted[_admitted_as(job)] += 1
         if job.status.queue is None:
             self.unsaid.add(uid)
         if queue_of(job) != job.spec.queue or find(job.status, EDIT_REJECTED) is not None:
@@ -55,7 +55,7 @@ class Holders:
         uid = job.metadata.uid
         del self.jobs[uid]
         self._use[queue_of(job)].count(job, job.status, -1)
-        self._priorities[queue_of(job), job.spec.priority] -= 1
+        self._admitted[_admitted_as(job)] -= 1
         self.unsaid.discard(uid)
         self._edited.discard(uid)
         self._being_preempted.discard(uid)
@@ -65,24 +65,18 @@ class Holders:
         for gpu in _gpus_of(job):
             self._on_gpu.discard(gpu, uid)
 
-    def edited(self, capped: Callable[[int, str], int]) -> list[str]:
-        """Returns UIDs of jobs whose queue or priority was edited since they were admitted.
+    def edited(self, is_admitted: Callable[[str, str, int], bool]) -> list[str]:
+        """Returns UIDs of jobs that, or whose queue, were edited since they were admitted.
 
-        Jobs whose condition still reports an edit are included. `capped` returns the nearest
-        priority that a queue allows.
+        Jobs whose condition still reports an edit are included. `is_admitted` returns whether a
+        queue admits jobs of a namespace with a priority.
         """
         found = self._edited | self.unsaid
-        beyond = {
-            (queue, priority)
-            for (queue, priority), count in self._priorities.items()
-            if count and capped(priority, queue) != priority
+        refused = {
+            kind for kind, count in self._admitted.items() if count and not is_admitted(*kind)
         }
-        if beyond:
-            found |= {
-                uid
-                for uid, job in self.jobs.items()
-                if (queue_of(job), job.spec.priority) in beyond
-            }
+        if refused:
+            found |= {uid for uid, job in self.jobs.items() if _admitted_as(job) in refused}
         return sorted(found)
 
     def on_node(self, name: str) -> Set[str]:
@@ -99,15 +93,19 @@ class Holders:
     @property
     def lowest_priorities(self) -> dict[str, int]:
         """The lowest priority of each queue's jobs."""
-        self._priorities = +self._priorities
+        self._admitted = +self._admitted
         found: dict[str, int] = {}
-        for queue, priority in self._priorities:
+        for queue, _, priority in self._admitted:
             found[queue] = min(priority, found.get(queue, priority))
         return found
 
     @property
     def preemption_in_flight(self) -> bool:
         return bool(self._being_preempted)
+
+
+def _admitted_as(job: GPUJob) -> tuple[str, str, int]:
+    return queue_of(job), job.metadata.namespace, job.spec.priority
 
 
 def _nodes_of(job: GPUJob) -> set[str]:

@@ -225,6 +225,13 @@ class QuotaState:
         found = [self._share(one, self.held(one), size) for one in reversed(path)]
         return (*found, self._share(name, self.own(name), size))
 
+    def is_admitted(self, name: str, namespace: str, priority: int) -> bool:
+        """Returns whether a queue of the name exists and admits such jobs."""
+        known = name in self.by_name or name in ("", DEFAULT_QUEUE)
+        return (
+            known and not self._refuses(name, namespace) and self.capped(priority, name) == priority
+        )
+
     def unknown_queue(self, job: GPUJob) -> str:
         """Returns a message if the job's queue does not exist, or ""."""
         name = job.spec.queue
@@ -235,16 +242,24 @@ class QuotaState:
 
     def refusal(self, job: GPUJob) -> str:
         """Returns why the job's queue never admits it, with field, value and queue, or ""."""
-        name = job.spec.queue
-        queue = self.by_name.get(name)
-        if queue is None:
-            return ""
-        allowed = queue.spec.namespaces
-        if allowed is not None and job.metadata.namespace not in allowed:
-            who = f"namespace {job.metadata.namespace}"
-            return f"spec.queue: {name}: GPUQueue {name} does not admit jobs of {who}"
+        refused = self.namespace_refusal(job)
+        queue = self.by_name.get(job.spec.queue)
+        if refused or queue is None:
+            return refused
         bound = _beyond(job.spec.priority, queue)
         return f"spec.priority: {job.spec.priority} is {bound}" if bound else ""
+
+    def namespace_refusal(self, job: GPUJob) -> str:
+        """Returns why the job's queue admits no jobs of its namespace, or ""."""
+        name, namespace = job.spec.queue, job.metadata.namespace
+        if not self._refuses(name, namespace):
+            return ""
+        return f"spec.queue: {name}: GPUQueue {name} does not admit jobs of namespace {namespace}"
+
+    def _refuses(self, name: str, namespace: str) -> bool:
+        queue = self.by_name.get(name)
+        allowed = queue.spec.namespaces if queue is not None else None
+        return allowed is not None and namespace not in allowed
 
     def quota_shortfall(self, job: GPUJob, memory_bytes: int) -> str:
         """Returns why this job would exceed the quota of its queue or of a queue above it, or "".
