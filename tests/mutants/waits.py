@@ -24,9 +24,30 @@ WAITS = (
     of_decide(
         "jobs on a dead node are stopped for others",
         "preemption/preemptor.py",
-        "        return mine and self._answers(job)\n",
-        "        return mine\n",
+        "in self.stops or not self._answers(job):\n",
+        "in self.stops:\n",
         _STOPS,
+    ),
+    of_decide(
+        "a job that was stopped often never gives back",
+        "preemption/preemptor.py",
+        "            return is_at_work(job)\n",
+        "            return is_preemptible(job, self.configuration)\n",
+        "preemption/test_victims.py",
+    ),
+    of_decide(
+        "a gang is overtaken by another queue's stream",
+        "admission/admit.py",
+        "                queues.hold_shared_quota(lacking)\n",
+        "                pass\n",
+        "queue/test_starved_gangs.py",
+    ),
+    of_decide(
+        "a gang keeps what is promised to another queue",
+        "queue/quota.py",
+        "            if is_held and not self._is_firm(one, below, kind, job, memory_bytes):\n",
+        "            if is_held:\n",
+        "queue/test_starved_gangs.py",
     ),
     of_decide(
         "others are stopped again for a job that did not start",

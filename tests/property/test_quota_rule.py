@@ -120,6 +120,50 @@ def _answers_by_the_rule(
             assert state.can_be_reclaimed_for(other, name) == given_back, (other, name)
 
 
+@settings(max_examples=300)
+@given(trees(), sizes(12), st.integers(1, 3))
+def test_an_equal_right_is_between_entitled_and_ever_possible(
+    queues: tuple[GPUQueue, ...], wanted: list[tuple[str, int]], gpus: int
+) -> None:
+    """Who is entitled needs nobody to leave; and who has no quota in an empty cluster never gets
+    any by waiting.
+    """
+    jobs = held_by(queues, wanted)
+    state, empty, reference = queues_of(queues, jobs), queues_of(queues, []), reference_of(queues)
+    for name in reference.queues:
+        job = job_of("new", name, gpus)
+        without_loan = state.has_equal_right(job, 1, borrows=False)
+        with_loan = state.has_equal_right(job, 1, borrows=True)
+        assert without_loan or not reference.is_entitled(name, gpus, use_of(jobs))
+        assert not without_loan or reference.is_entitled(name, gpus, Counter())
+        assert with_loan or not without_loan
+        assert not with_loan or reference.is_allowed(name, gpus, Counter())
+        assert not with_loan or not empty.quota_shortfall(job, 1)
+
+
+@settings(max_examples=300)
+@given(trees(), sizes(12), st.integers(1, 3))
+def test_kept_quota_is_never_what_is_promised_to_a_queue_alone(
+    queues: tuple[GPUQueue, ...], wanted: list[tuple[str, int]], gpus: int
+) -> None:
+    """A queue below its own nominal quota, whose parents promise no more than they have."""
+    jobs = held_by(queues, wanted)
+    state, reference = queues_of(queues, jobs), reference_of(queues)
+    use = use_of(jobs)
+    state.hold_shared_quota((name, 0) for name in reference.queues)
+    for name in reference.queues:
+        way = reference.up(name)
+        promised = [sum(reference.nominal(c) or 0 for c in reference.children(up)) for up in way]
+        is_promised_once = all(
+            total <= (reference.nominal(up) or 0) for up, total in zip(way, promised, strict=True)
+        )
+        held = state.held_for_another(job_of("new", name, gpus), 1)
+        nominal = reference.nominal(name)
+        if name in held or not held or nominal is None or not is_promised_once:
+            continue
+        assert reference.total(name, use) + gpus > nominal
+
+
 @settings(max_examples=100)
 @given(trees(), sizes(12), st.integers(1, 3))
 def test_memory_counts_as_gpus_do(

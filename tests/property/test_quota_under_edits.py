@@ -15,7 +15,6 @@ import pytest
 from gpujob_api.gpujob import GPUJob, GPUJobSpec, JobPhase, Sharing, SharingMode
 from gpujob_api.gpuqueue import GPUQueue, PriorityRange
 from gpujob_api.quantities import GIB
-from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import holds_gpus
 from gpujob_operator.decide.model.plan import Plan, WriteStatus
 from gpujob_operator.decide.model.stop_reasons import RECLAIMED
@@ -178,7 +177,6 @@ def is_owed(world: Edited, job: GPUJob) -> bool:
     return any(
         reference.gives_back(other.status.queue or other.spec.queue, name, use)
         and other.status.placement.gpu_model in models
-        and other.status.counters.preemptions < Configuration().preemptions_max
         and _has_gpus_alone(world, other)
         and reference.is_allowed(
             name, 1, use - Counter({other.status.queue or "": other.spec.gpus})

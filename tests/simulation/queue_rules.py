@@ -10,6 +10,7 @@ from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuqueue import GPUQueue, Quota
 from gpujob_api.manifest import gpuqueue_from_manifest
 from gpujob_operator.decide.model.held_gpus import holds_gpus
+from gpujob_operator.decide.model.stop_reasons import RECLAIMED, rule_of
 from gpujob_operator.observe.cache import Kind
 from tests.harness.builders import T0
 from tests.simulation.api_server import ApiServer, Revision
@@ -63,6 +64,15 @@ class QueueRules:
         queues = self._queues() if new else {}
         for attempt in sorted(new):
             self._check(holders[attempt], holders.values(), queues)
+        for job in holders.values():
+            self._check_stop(job)
+
+    def _check_stop(self, job: GPUJob) -> None:
+        """I11: what is borrowed is given back however often."""
+        stop, count = job.status.stop, job.status.counters.preemptions
+        for_others = rule_of(stop).for_others and stop is not None and stop.reason != RECLAIMED
+        if for_others and count >= self._preemptions_max:
+            self._fail("I11", f"{job.metadata.key} is preempted after {count} times")
 
     def _restored(self) -> None:
         self._note(self._holders())
@@ -98,8 +108,6 @@ class QueueRules:
         key, queue = job.metadata.key, queues[job.spec.queue]
         if not admits(queue, job.metadata.namespace, job.spec.priority):
             self._fail("I15", f"{key} has GPUs, queue {job.spec.queue} does not admit it")
-        if job.status.counters.preemptions > self._preemptions_max:
-            self._fail("I11", f"{key} was preempted {job.status.counters.preemptions} times")
         for name in {job.spec.queue, queue.spec.parent or job.spec.queue}:
             members = [
                 one

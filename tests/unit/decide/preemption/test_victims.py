@@ -163,6 +163,48 @@ def test_a_job_is_interrupted_only_so_often() -> None:
     assert world.running() == {"low"}
 
 
+def _lender_and_borrower(preemptions: int, **configuration: int) -> World:
+    """Queue b runs on what queue a lends, and was stopped so often before."""
+    queues = (make_queue("a", gpus=1), make_queue("b", gpus=0, borrow=1))
+    world = World(
+        whole("lent", queue="b"),
+        queues=queues,
+        gpu_nodes=nodes(1),
+        configuration=replace(CONFIGURATION, **configuration),
+    )
+    world.tick()
+    counters = replace(world.status("lent").counters, preemptions=preemptions)
+    world.change("lent", counters=counters)
+    world.submit(whole("owner", queue="a", created=1))
+    world.tick()
+    return world
+
+
+@pytest.mark.promise("I11")
+def test_what_is_borrowed_is_given_back_however_often() -> None:
+    often = CONFIGURATION.preemptions_max + 2
+    assert _lender_and_borrower(preemptions=often).running() == {"owner"}
+    assert _lender_and_borrower(preemptions=0, preemptions_max=0).running() == {"lent"}
+
+
+@pytest.mark.promise("I11")
+def test_a_borrower_that_was_rarely_stopped_gives_back_before_one_that_was_often() -> None:
+    """The other one would lose less."""
+    queues = (make_queue("a", gpus=1), make_queue("b", gpus=1, borrow=1))
+    world = World(
+        *(whole(name, queue="b") for name in ("often", "rarely")), queues=queues, gpu_nodes=nodes(2)
+    )
+    world.tick()
+    preemptions = CONFIGURATION.preemptions_max
+    often = replace(world.status("often").counters, preemptions=preemptions)
+    world.change("often", counters=often)
+    world.tick(100)
+    world.change("often", attempt_started_at=world.now)
+    world.submit(whole("owner", queue="a", created=1))
+    world.tick()
+    assert world.running() == {"owner", "often"}
+
+
 def test_nobody_is_interrupted_for_room_that_comes_by_itself() -> None:
     world = World(whole("low"), gpu_nodes=nodes(1))
     world.tick()

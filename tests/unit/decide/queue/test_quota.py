@@ -105,9 +105,9 @@ def test_queues_that_do_not_exist_are_named() -> None:
 def test_quota_is_kept_for_a_job_that_can_be_within_it() -> None:
     """I11."""
     queues = queues_of([make_queue("default", gpus=4)], [running(make_job("a"))])
-    queues.hold_quota(make_job(workers=5), GIB)
-    assert queues.quota_shortfall(make_job(), GIB) == ""
-    queues.hold_quota(make_job(workers=4), GIB)
+    assert queues.is_kept_out_by_others(make_job(workers=5), GIB)
+    assert not queues.is_kept_out_by_others(make_job(workers=4), GIB)
+    queues.hold_quota(make_job(workers=4))
     assert "held for an earlier job" in queues.quota_shortfall(make_job(), GIB)
     assert queues.quota_shortfall(make_job(queue="other"), GIB) == ""
 

@@ -130,7 +130,8 @@ class Admission:
         """
         self._lines = lines
         self.queues.note_ended(self.view.ended)
-        line = QueueHeads(lines, self.queues, self.assumed.capacity.size, self._memory_bytes)
+        size = self.assumed.capacity.size
+        line = QueueHeads(lines, self.queues, size, self._memory_bytes, self._is_starved)
         self._refused.forget_others(self._state())
         for entry in line:
             if not self._budget.may_place:
@@ -175,7 +176,7 @@ class Admission:
     def _starvation_is_idle(self, job: GPUJob, reason: PendingReason) -> bool:
         """Returns whether nothing more can be nominated for the job, however long it has waited."""
         if reason is PendingReason.OVER_QUOTA:
-            return job.spec.queue in self.queues.quota_held
+            return bool(self.queues.held_for_another(job, 0))
         return self._nominations.are_exhausted
 
     def _state(self) -> State:
@@ -183,7 +184,7 @@ class Admission:
         quota = self.queues.version if self.queues.by_name else 0
         return (
             quota,
-            len(self.queues.quota_held),
+            len(self.queues.quota_held) + len(self.queues.shared_held),
             len(self.assumed.nominated),
             len(self.preemptor.stops),
         )
@@ -337,7 +338,7 @@ class Admission:
         for.
         """
         job, queues = requirements.job, self.queues
-        if job.spec.queue in queues.quota_held:
+        if queues.held_for_another(job, wait.memory_bytes):
             return None
         leaving = self._leaving_quota_of(job, wait.memory_bytes)
         with queues.simulate_removal(leaving):
@@ -351,8 +352,8 @@ class Admission:
             )
         victims = targets.victims if targets is not None else ()
         if not enough and not victims:
-            if self._is_starved(job) and self._lacks_only_own(requirements, wait):
-                queues.hold_quota(job, wait.memory_bytes)
+            if self._is_starved(job):
+                self._keep_turn(requirements, wait)
             return None
         stopped = [*leaving, *(victim.job for victim in victims)]
         queues.claim(job, wait.memory_bytes, stopped)
@@ -367,11 +368,22 @@ class Admission:
             return self.preemptor.awaiting(job, leaving)
         return self.preemptor.interrupt(requirements, victims)
 
-    def _lacks_only_own(self, requirements: JobRequirements, wait: Wait) -> bool:
-        """Returns whether the job lacks only quota and GPUs that jobs of its queue hold."""
-        if self.queues.is_kept_out_by_others(requirements.job, wait.memory_bytes):
-            return False
-        return wait.fits or self.preemptor.lacks_only_own_gpus(requirements)
+    def _keep_turn(self, requirements: JobRequirements, wait: Wait) -> None:
+        """Lets no later job overtake a starved one in what it lacks.
+
+        That is the quota of its queue if it lacks only what jobs of its queue hold, and else the
+        quota above that, if its queue has the same right to it as those that hold it. Nothing is
+        held for a job that would then lack GPUs.
+        """
+        job, queues, memory_bytes = requirements.job, self.queues, wait.memory_bytes
+        if not queues.is_kept_out_by_others(job, memory_bytes):
+            if wait.fits or self.preemptor.lacks_only_gpus_of(job.spec.queue, requirements):
+                queues.hold_quota(job)
+        elif queues.has_equal_right(job, memory_bytes, borrows=True):
+            lacking = queues.lacking(job, memory_bytes)
+            top = lacking[-1][0] if lacking else job.spec.queue
+            if wait.fits or self.preemptor.lacks_only_gpus_of(top, requirements):
+                queues.hold_shared_quota(lacking)
 
     def _leaving_quota_of(self, job: GPUJob, memory_bytes: int) -> list[GPUJob]:
         """Returns jobs that are being stopped and will return quota that this job lacks."""

@@ -27,6 +27,7 @@ from gpujob_operator.decide.preemption.victims import (
     Victim,
     all_reschedulable,
     can_be_freed,
+    is_at_work,
     is_preemptible,
     pays_off,
     select_victims,
@@ -44,8 +45,9 @@ from gpujob_operator.decide.queue.quota import QuotaState
 # 4. If these do not make the job fit and it has waited for `consolidate_after_seconds`, jobs that
 #    have a durable checkpoint and fit elsewhere (`MIGRATED`). The migration has to pay off.
 #
-# Jobs that were preempted `preemptions_max` times, that are being stopped already, or whose node
-# does not respond are never candidates.
+# Jobs that are being stopped already, or whose node does not respond, are never candidates. Jobs
+# that were preempted `preemptions_max` times give back what they borrow, but only if no other jobs
+# suffice, and not if the number is 0.
 
 # How many GPUs are read in a cycle to find victims. Each search reads every GPU, and at least
 # `SEARCHES_MIN` searches are made.
@@ -78,7 +80,7 @@ class Preemptor:
     # Classes of jobs, with their rights, for which no victims were found in this cycle. Capacity
     # only shrinks and stopped jobs are no victims any more, so none are found later in the cycle.
     _without_victims: set[Hashable] = field(default_factory=set[Hashable])
-    # Whether jobs of a class fit on GPUs without the other jobs of their queue.
+    # Whether jobs of a class fit on GPUs without the other jobs of a queue.
     _fitting_alone: dict[Hashable, bool] = field(default_factory=dict[Hashable, bool])
     _searches: int = 0
     _looks_after_ends: int = 0
@@ -104,20 +106,37 @@ class Preemptor:
         if self.exhausted or not self.may_preempt(requirements):
             return None
         self._searches += 1
-        targets = self._in_quota(requirements, memory_bytes, fits=fits)
-        if targets is None:
-            self._without_victims.add(_class_of(requirements))
-        return targets
-
-    def _in_quota(
-        self, requirements: JobRequirements, memory_bytes: int, *, fits: bool
-    ) -> PreemptionTargets | None:
-        job, root = requirements.job, self.queues.root(requirements.job.spec.queue)
+        root = self.queues.root(requirements.job.spec.queue)
         candidates = {
             uid: victim
             for uid, victim in self._victims(requirements).items()
             if self.queues.root(self.queues.queue_of(victim.job)) == root
         }
+        for some in self._by_preference(candidates):
+            targets = self._in_quota(requirements, memory_bytes, some, fits=fits)
+            if targets is not None:
+                return targets
+        self._without_victims.add(_class_of(requirements))
+        return None
+
+    def _by_preference(self, victims: Mapping[str, Victim]) -> Iterable[Mapping[str, Victim]]:
+        """Returns the victims that were not stopped too often yet, then all if these are more."""
+        rarely = {
+            uid: victim
+            for uid, victim in victims.items()
+            if victim.reason == ENDED or is_preemptible(victim.job, self.configuration)
+        }
+        return (rarely,) if len(rarely) == len(victims) else (rarely, victims)
+
+    def _in_quota(
+        self,
+        requirements: JobRequirements,
+        memory_bytes: int,
+        candidates: Mapping[str, Victim],
+        *,
+        fits: bool,
+    ) -> PreemptionTargets | None:
+        job = requirements.job
         targets = PreemptionTargets((), frozenset())
         if not fits:
             # Quota alone would not let the job start, and other jobs would take the freed quota.
@@ -227,31 +246,37 @@ class Preemptor:
             ended = {one.metadata.uid: Victim(one, ENDED, 0.0) for one in self.view.ended}
             victims = {**victims, **ended}
             self._searches += 1
-            targets = self._selected(requirements, victims)
-            if targets is not None:
-                return targets
+            for some in self._by_preference(victims):
+                targets = self._selected(requirements, some)
+                if targets is not None:
+                    return targets
             self._without_victims.add(_class_of(requirements))
         return self._consolidation(requirements, start_seconds)
 
-    def lacks_only_own_gpus(self, requirements: JobRequirements) -> bool:
-        """Returns whether the job would fit on GPUs if no other job of its queue ran.
+    def lacks_only_gpus_of(self, queue: str, requirements: JobRequirements) -> bool:
+        """Returns whether the job would fit on GPUs if no other job of this queue, or of one below
+        it, ran.
 
-        Jobs that it could have stopped then, and jobs that leave anyway, count as gone. Returns
-        True if no more searches are made in this cycle.
+        Jobs that could be stopped then, and jobs that leave anyway, count as gone. Returns True if
+        no more searches are made in this cycle.
         """
-        known = _class_of(requirements)
+        known = queue, _class_of(requirements)
         if known not in self._fitting_alone:
             if self.exhausted:
                 return True
             self._searches += 1
-            self._fitting_alone[known] = self._fits_alone(requirements)
+            self._fitting_alone[known] = self._fits_without(queue, requirements)
         return self._fitting_alone[known]
 
-    def _fits_alone(self, requirements: JobRequirements) -> bool:
-        queues, name = self.queues, requirements.job.spec.queue
-        own = [job for job in self.view.running.values() if queues.queue_of(job) == name]
-        gone = [*own, *self.being_preempted(queues.root(name))]
-        with queues.simulate_removal(own):
+    def _fits_without(self, name: str, requirements: JobRequirements) -> bool:
+        queues = self.queues
+        others = [
+            job
+            for job in self.view.running.values()
+            if name in queues.tree.path(queues.queue_of(job))
+        ]
+        gone = [*others, *self.being_preempted(queues.root(name))]
+        with queues.simulate_removal(others):
             leaving = self._victims(requirements)
         leaving |= {job.metadata.uid: Victim(job, ENDED, 0.0) for job in gone}
         return can_be_freed(requirements, self.assumed, leaving, self.configuration)
@@ -282,7 +307,7 @@ class Preemptor:
             uid: Victim(job, MIGRATED, self._cost(job))
             for uid, job in self.view.running.items()
             if durable_checkpoint(job, self.configuration) is not None
-            and self._is_free_to_interrupt(job)
+            and self._is_free_to_interrupt(job, MIGRATED)
         }
         self._searches += 1
         targets = (
@@ -339,7 +364,7 @@ class Preemptor:
                 reason = RECLAIMED
             else:
                 continue
-            if self._is_free_to_interrupt(other):
+            if self._is_free_to_interrupt(other, reason):
                 found[uid] = Victim(other, reason, self._cost(other))
         return found
 
@@ -381,9 +406,12 @@ class Preemptor:
     def _is_let_in(self, job: GPUJob) -> bool:
         return barred_seconds(job, self.now) <= 0
 
-    def _is_free_to_interrupt(self, job: GPUJob) -> bool:
-        mine = job.metadata.uid not in self.stops and is_preemptible(job, self.configuration)
-        return mine and self._answers(job)
+    def _is_free_to_interrupt(self, job: GPUJob, reason: str) -> bool:
+        if job.metadata.uid in self.stops or not self._answers(job):
+            return False
+        if reason == RECLAIMED and self.configuration.preemptions_max:
+            return is_at_work(job)
+        return is_preemptible(job, self.configuration)
 
     def _answers(self, job: GPUJob) -> bool:
         """Returns whether all nodes of the job respond. Stopping a job on a dead node frees

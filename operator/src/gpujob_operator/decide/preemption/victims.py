@@ -69,9 +69,13 @@ class PreemptionTargets:
 
 
 def is_preemptible(job: GPUJob, configuration: Configuration) -> bool:
-    """Returns whether the job may be stopped for another job once more."""
-    at_work = job.status.phase in (JobPhase.STARTING, JobPhase.RUNNING)
-    return at_work and job.status.counters.preemptions < configuration.preemptions_max
+    """Returns whether the job may be stopped once more for a higher priority, or be moved."""
+    return is_at_work(job) and job.status.counters.preemptions < configuration.preemptions_max
+
+
+def is_at_work(job: GPUJob) -> bool:
+    """Returns whether the job has an attempt that nobody stops yet."""
+    return job.status.phase in (JobPhase.STARTING, JobPhase.RUNNING)
 
 
 def select_victims(

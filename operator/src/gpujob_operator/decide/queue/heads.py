@@ -81,13 +81,15 @@ class QueueHeads:
     """The heads of the queues.
 
     `memory_of` returns what a job would reserve on each GPU, in bytes, if that is known. It decides
-    whether the job's queue would borrow.
+    whether the job's queue would borrow. `is_starved` returns whether a job has waited so long that
+    it is not overtaken by jobs with the same right.
     """
 
     ordered: OrderedQueues
     queues: QuotaState
     size: ClusterSize
     memory_of: MemoryOf
+    is_starved: Callable[[GPUJob], bool] = lambda _: False
 
     def __iter__(self) -> Iterator[Pending]:
         if len(self.ordered) == 1:
@@ -178,17 +180,33 @@ class QueueHeads:
             heapq.heapreplace(heap, (self._key(name, after), name, self.queues.version))
 
     def _borrows(self, head: Keyed) -> bool:
-        return self.queues.would_borrow(head.pending.job, self.memory_of(head.pending))
+        """Returns whether the job has its turn after the entitled jobs."""
+        job, memory_bytes = head.pending.job, self.memory_of(head.pending)
+        if not self.queues.would_borrow(job, memory_bytes):
+            return False
+        # A starved job is not overtaken by others that use what it shares with them. It cannot be
+        # placed in this cycle, so its turn takes nothing from entitled jobs.
+        keeps_turn = (
+            self.is_starved(job)
+            and not self._is_unable(head)
+            and self.queues.lacking(job, memory_bytes)
+            and self.queues.has_equal_right(job, memory_bytes, borrows=False)
+        )
+        return not keeps_turn
 
     def _is_hopeless(self, head: Keyed) -> bool:
         """Returns whether the job could not start even if no other job of its queue ran."""
-        last_reason = head.pending.last_reason
-        if _is_ineligible(head.pending.job) or self.queues.refusal(head.pending.job):
-            return True
-        if last_reason is not None and last_reason.reason in _HOPELESS:
+        if self._is_unable(head):
             return True
         job, memory_bytes = head.pending.job, self.memory_of(head.pending)
         return not _awaits_victims(head) and self.queues.is_kept_out_by_others(job, memory_bytes)
+
+    def _is_unable(self, head: Keyed) -> bool:
+        """Returns whether the job could not start now on any GPUs and with any quota."""
+        last_reason = head.pending.last_reason
+        if _is_ineligible(head.pending.job) or self.queues.refusal(head.pending.job):
+            return True
+        return last_reason is not None and last_reason.reason in _HOPELESS
 
     def _key(self, name: str, head: Keyed) -> _HeadKey:
         key = head.key

@@ -62,8 +62,10 @@ class QuotaState:
     by_name: Mapping[str, GPUQueue]
     # Use of each queue's own jobs.
     use: dict[str, QueueUse] = field(default_factory=dict[str, QueueUse])
-    # Queues whose quota is held for a job that has waited for a long time.
+    # Queues whose own jobs do not overtake one that has waited for a long time.
     quota_held: set[str] = field(default_factory=set[str])
+    # Queues, with the resource, whose shared quota is held for such a job.
+    shared_held: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
     # Incremented with every change of use, so that cached shares can be renewed.
     version: int = 0
     tree: QueueTree = field(default_factory=lambda: QueueTree({}))
@@ -266,8 +268,9 @@ class QuotaState:
 
         `memory_bytes` is per GPU.
         """
-        if job.spec.queue in self.quota_held:
-            return f"the quota of queue {job.spec.queue} is held for an earlier job"
+        held = self.held_for_another(job, memory_bytes)
+        if held:
+            return f"the quota of queue {held} is held for an earlier job"
         for name in self.tree.path(job.spec.queue):
             problem = self._exceeds(name, self.held(name), job, memory_bytes)
             if problem:
@@ -297,13 +300,102 @@ class QuotaState:
             or self._exceeds(name, after.get(name, _UNUSED), job, memory_bytes)
         }
 
-    def hold_quota(self, job: GPUJob, memory_bytes: int) -> None:
-        """Lets no later job of the queue overtake this one, if only jobs of its own queue block it.
+    def held_for_another(self, job: GPUJob, memory_bytes: int) -> str:
+        """Returns the queue whose quota is held for an earlier job, if this job needs it, or ""."""
+        name = job.spec.queue
+        if name in self.quota_held:
+            return name
+        if not self.shared_held:
+            return ""
+        below = None
+        for one in self.tree.path(name):
+            for kind in (_GPUS, _MEMORY):
+                is_held = (one, kind) in self.shared_held
+                if is_held and not self._is_firm(one, below, kind, job, memory_bytes):
+                    return one
+            below = one
+        return ""
 
-        Holding the queue's quota would not free what other queues' jobs use.
+    def _is_firm(
+        self, name: str, below: str | None, kind: int, job: GPUJob, memory_bytes: int
+    ) -> bool:
+        """Returns whether the job is within what was promised to child `below` alone."""
+        nominal = None if below is None else self.tree.nominal(below)[kind]
+        if below is None or nominal is None or self.tree.is_overcommitted(name, kind):
+            return False
+        return _with(self.held(below), job, memory_bytes)[kind] <= nominal
+
+    def hold_quota(self, job: GPUJob) -> None:
+        """Lets no later job of the queue overtake this one."""
+        self.quota_held.add(job.spec.queue)
+
+    def hold_shared_quota(self, lacking: Iterable[tuple[str, int]]) -> None:
+        """Lets no later job of any queue use these quotas, except what was promised to it alone."""
+        self.shared_held.update(lacking)
+
+    def lacking(self, job: GPUJob, memory_bytes: int) -> list[tuple[str, int]]:
+        """Returns the quotas that the job would exceed now: the queue and the resource, from the
+        job's queue up.
         """
-        if not self.is_kept_out_by_others(job, memory_bytes):
-            self.quota_held.add(job.spec.queue)
+        found: list[tuple[str, int]] = []
+        for name in self.tree.path(job.spec.queue):
+            limit, after = self.tree.limit(name), _with(self.held(name), job, memory_bytes)
+            for kind in (_GPUS, _MEMORY):
+                most = limit[kind]
+                if most is not None and after[kind] > most:
+                    found.append((name, kind))
+        return found
+
+    def has_equal_right(self, job: GPUJob, memory_bytes: int, *, borrows: bool) -> bool:
+        """Returns whether the job would be within all quotas once those have left that have no more
+        right to them than its queue.
+
+        These jobs hold a part of a rest that the job's queue shares, or of nominal quotas that are
+        together more than their parent's, or they borrow. Unless `borrows`, the job would have to
+        be entitled then.
+        """
+        name, gpus = job.spec.queue, job.spec.gpus
+        return all(
+            self._is_within_beside_promises(name, amount, kind, borrows=borrows)
+            for kind, amount in ((_GPUS, gpus), (_MEMORY, gpus * memory_bytes))
+        )
+
+    def _is_within_beside_promises(
+        self, name: str, amount: int, kind: int, *, borrows: bool
+    ) -> bool:
+        below, tree = None, self.tree
+        for one in tree.path(name):
+            own = None if below is None else tree.nominal(below)[kind]
+            promised = tree.rest(one)[kind] if own is None else own
+            if not borrows and promised is not None and amount > promised:
+                return False
+            # The rest is shared with others, and so is a quota that is promised more than once.
+            shares_rest = own is None
+            shares_all = own is not None and amount <= own and tree.is_overcommitted(one, kind)
+            if not shares_all:
+                amount += self._promised_in(one, below, kind)
+                amount += 0 if shares_rest else self._promised_of_rest(one, kind)
+            most = tree.limit(one)[kind] if borrows else tree.nominal(one)[kind]
+            if most is not None and amount > most:
+                return False
+            below = one
+        return True
+
+    def _promised_in(self, name: str, but: str | None, kind: int) -> int:
+        """Returns what the other children have that is promised to them alone."""
+        return sum(
+            min(nominal, self._kept(child, kind))
+            for child in self._users.get(name, ())
+            if child != but and (nominal := self.tree.nominal(child)[kind]) is not None
+        )
+
+    def _promised_of_rest(self, name: str, kind: int) -> int:
+        """Returns how much of the queue's rest is held by those to whom it is promised."""
+        children = self._users.get(name, ())
+        loose = (child for child in children if self.tree.nominal(child)[kind] is None)
+        held = self._kept(name, kind, own=True) + sum(self._kept(child, kind) for child in loose)
+        rest = self.tree.rest(name)[kind]
+        return held if rest is None else min(held, rest)
 
     def is_kept_out_by_others(self, job: GPUJob, memory_bytes: int) -> bool:
         """Returns whether the job would exceed a quota even without other jobs of its queue.

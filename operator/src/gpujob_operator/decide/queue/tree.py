@@ -100,6 +100,13 @@ class QueueTree:
         """
         return self._rests.get(name, Bounds())
 
+    def is_overcommitted(self, name: str, kind: int) -> bool:
+        """Returns whether the nominal quotas of the children are together more than the queue's."""
+        nominal = self.nominal(name)[kind]
+        if nominal is None:
+            return False
+        return sum(self.nominal(child)[kind] or 0 for child in self.children(name)) > nominal
+
     def is_promised_any(self, name: str) -> bool:
         """Returns whether the queue, or one above it, has a nominal quota."""
         return any(self.nominal(one) != Bounds() for one in self.path(name))
