@@ -86,6 +86,7 @@ class QuotaState:
     _answers: dict[tuple[str, ...], bool] = field(default_factory=dict[tuple[str, ...], bool])
     _over: dict[str, bool] = field(default_factory=dict[str, bool])
     _over_rest: dict[tuple[str, int], bool] = field(default_factory=dict[tuple[str, int], bool])
+    _borrowers: list[str] | None = None
 
     def __post_init__(self) -> None:
         if self.tree.by_name is not self.by_name:
@@ -163,6 +164,7 @@ class QuotaState:
         self._answers.clear()
         self._over.clear()
         self._over_rest.clear()
+        self._borrowers = None
         if self._later is not None and job.metadata.uid not in self._leaving:
             self._add_later(name, _use_of(job, status, sign))
         self.version += 1
@@ -500,10 +502,20 @@ class QuotaState:
         """Returns whether any queue gives back for an entitled job of this queue."""
         known = self._answers.get((name,))
         if known is None:
-            others = (one for one, use in self.use.items() if use.jobs)
-            known = any(self.can_be_reclaimed_for(one, name) for one in others)
+            if self._borrowers is None:
+                self._borrowers = [
+                    one for one, use in self.use.items() if use.jobs and self._may_give_back(one)
+                ]
+            known = any(self.can_be_reclaimed_for(one, name) for one in self._borrowers)
             self._answers[name,] = known
         return known
+
+    def _may_give_back(self, name: str) -> bool:
+        """Returns whether the queue can give back for any other one.
+
+        Few queues borrow, so thousands that wait do not ask each of those that run.
+        """
+        return self._rest_is_exceeded(name) or any(map(self._is_over, self.tree.path(name)))
 
     def borrows_beside(self, name: str, for_queue: str) -> bool:
         """Returns whether the path to queue `name` borrows where it parts from the path to
