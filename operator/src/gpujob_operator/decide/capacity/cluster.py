@@ -14,7 +14,7 @@ from gpujob_operator.decide.capacity.model_names import accepted_models
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.model.held_gpus import is_whole_gpu
 from gpujob_operator.decide.model.notices import NodeNotice
-from gpujob_operator.decide.model.snapshot import NodeView
+from gpujob_operator.decide.model.snapshot import PODS_UNLIMITED, NodeView
 from gpujob_operator.decide.packing.party import ANYBODY, Party, common_party
 
 # An unmanaged process below this size is the desktop or a monitoring tool and does not count.
@@ -115,6 +115,8 @@ class NodeCapacity:
     gpus: tuple[GPUCapacity, ...]
     cpu_milli_free: int
     memory_bytes_free: int
+    # How many more pods the node takes.
+    pods_free: int = PODS_UNLIMITED
     # Why nothing new may be placed here, or None.
     closed: NodeClosed | None = None
     # The sign that the node is about to go, or None.

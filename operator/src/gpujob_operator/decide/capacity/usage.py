@@ -8,7 +8,7 @@ capacity is then computed in one pass over its GPUs, whatever the number of jobs
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gpujob_api.copies import changed
 from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
@@ -28,13 +28,20 @@ from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, La
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import Place, context_bytes
 from gpujob_operator.decide.model.notices import notice_of
-from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import NodeView
 
 T = TypeVar("T")
 K = TypeVar("K")
 # The end of a pod and a reading come from different clocks, and a process takes a moment to exit.
 CLOCKS_DIFFER_SECONDS = 5.0
+
+
+class UnboundPods(NamedTuple):
+    """Workers that are not on their node yet: their number, and the sum of their requests."""
+
+    pods: int = 0
+    cpu_milli: int = 0
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ class ClusterUsage:
     owners: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     # By node and GPU.
     gpus_of_stale_pods: dict[Place, int] = field(default_factory=dict[Place, int])
-    not_yet_bound: dict[str, PodRequests] = field(default_factory=dict[str, PodRequests])
+    not_yet_bound: dict[str, UnboundPods] = field(default_factory=dict[str, UnboundPods])
     # Pods whose processes are gone, by UID. A pod that finished and was deleted is listed twice.
     ended: dict[str, tuple[TerminatedPod, ...]] = field(
         default_factory=dict[str, tuple[TerminatedPod, ...]]
@@ -101,10 +108,12 @@ class ClusterUsage:
             if not self.gpus_of_stale_pods[stray]:
                 del self.gpus_of_stale_pods[stray]
         for node, cpu, memory in holding.not_yet_bound:
-            had_cpu, had_memory = self.not_yet_bound.get(node, PodRequests())
-            left = PodRequests(had_cpu + sign * cpu, had_memory + sign * memory)
+            had = self.not_yet_bound.get(node, UnboundPods())
+            left = UnboundPods(
+                had.pods + sign, had.cpu_milli + sign * cpu, had.memory_bytes + sign * memory
+            )
             self.not_yet_bound[node] = left
-            if left == PodRequests():
+            if not left.pods:
                 # Names of nodes change over time.
                 del self.not_yet_bound[node]
 
@@ -121,13 +130,14 @@ class ClusterUsage:
         rate = interruptions_per_hour(view, learned.spot_rates)
         notice = notice_of(view)
         gpus = sorted(gpu_node.status.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
-        cpu, memory = self.not_yet_bound.get(view.name, PodRequests())
+        unbound = self.not_yet_bound.get(view.name, UnboundPods())
         return NodeCapacity(
             node=view,
             price_per_gpu_hour=price,
             gpus=tuple([self._gpu(gpu, view.name, learned, gpu_node) for gpu in gpus]),
-            cpu_milli_free=view.cpu_milli_free - cpu,
-            memory_bytes_free=view.memory_bytes_free - memory,
+            cpu_milli_free=view.cpu_milli_free - unbound.cpu_milli,
+            memory_bytes_free=view.memory_bytes_free - unbound.memory_bytes,
+            pods_free=view.pods_free - unbound.pods,
             closed=why_closed(view, gpu_node, notice, configuration, now),
             notice=notice,
             interruptions_per_hour=rate,
@@ -148,7 +158,7 @@ class ClusterUsage:
         """
         view = before.node
         observed = {gpu.uuid: gpu for gpu in gpu_node.status.gpus if gpu.uuid in touched}
-        cpu, memory = self.not_yet_bound.get(view.name, PodRequests())
+        unbound = self.not_yet_bound.get(view.name, UnboundPods())
         gpus = [
             self._gpu(observed[gpu.uuid], view.name, learned, gpu_node)
             if gpu.uuid in observed
@@ -158,8 +168,9 @@ class ClusterUsage:
         return changed(
             before,
             gpus=tuple(gpus),
-            cpu_milli_free=view.cpu_milli_free - cpu,
-            memory_bytes_free=view.memory_bytes_free - memory,
+            cpu_milli_free=view.cpu_milli_free - unbound.cpu_milli,
+            memory_bytes_free=view.memory_bytes_free - unbound.memory_bytes,
+            pods_free=view.pods_free - unbound.pods,
         )
 
     def _gpu(self, gpu: GPU, node: str, learned: "Learned", gpu_node: GPUNode) -> GPUCapacity:

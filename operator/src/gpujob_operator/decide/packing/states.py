@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gpujob_api.bounds import INT32_MAX
 from gpujob_operator.decide.packing.party import ANYBODY, Party
 
 UTILIZATION_FULL_PERCENT = 100.0
@@ -44,6 +45,8 @@ class NodeState:
     price_per_gpu_hour: float | None = None
     eligible: bool = True
     interruptions_per_hour: float = 0.0
+    # How many more pods the node takes.
+    pods_free: int = INT32_MAX
 
 
 @dataclass(frozen=True, slots=True)

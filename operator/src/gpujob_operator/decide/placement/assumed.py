@@ -337,4 +337,5 @@ def _with_tenant(
         gpus=gpus,
         cpu_milli_free=node.cpu_milli_free - request.demand.cpu_milli,
         memory_bytes_free=node.memory_bytes_free - request.demand.memory_bytes,
+        pods_free=node.pods_free - 1,
     )
