@@ -116,3 +116,50 @@ def test_a_stop_that_came_first_explains_it(reason: str) -> None:
     assert judged(other, {"termination": said(NCCL)}, stopped(reason)).end is AttemptEnd.INTERRUPTED
     own = {"termination": said("ValueError: label 1001 is out of range", step=40)}
     assert judged(other, own, stopped(reason)).end is AttemptEnd.FAILED
+
+
+@pytest.mark.parametrize(
+    ("own", "kind", "words"),
+    [
+        (
+            {"termination": said("ValueError: label 1001 is out of range", step=40)},
+            FailureClass.USER_ERROR,
+            "label 1001",
+        ),
+        (
+            {"termination": said("CUDA out of memory", kind=FailureClass.OUT_OF_MEMORY)},
+            FailureClass.OUT_OF_MEMORY,
+            "CUDA out of memory",
+        ),
+        (
+            {"exit_code": 137, "reason": "OOMKilled"},
+            FailureClass.HOST_OUT_OF_MEMORY,
+            "worker 0 was killed for host memory",
+        ),
+        (
+            {"termination_text": "ModuleNotFoundError: No module named 'flash_attn'"},
+            FailureClass.USER_ERROR,
+            "flash_attn",
+        ),
+    ],
+)
+@pytest.mark.parametrize("peer", [{"termination": said(NCCL, step=40)}, {"exit_code": 134}])
+def test_the_cause_is_no_error_of_the_network_whatever_the_clocks_show(
+    own: dict[str, Any], kind: FailureClass, words: str, peer: dict[str, Any]
+) -> None:
+    """The peer lost its connection, and its container ended first, by another node's clock."""
+    outcome = judged(
+        {"exit_code": 1, "finished_at": after(60), **peer}, {"finished_at": after(64), **own}
+    )
+    assert outcome.failure is not None
+    assert (outcome.end, outcome.failure.failure_class) == (AttemptEnd.FAILED, kind)
+    assert words in outcome.failure.message
+
+
+def test_the_cause_is_kept_after_its_pod_is_gone() -> None:
+    """The peer lost its connection and is still there."""
+    failure = JobFailure(FailureClass.USER_ERROR, "ValueError: label 1001 is out of range")
+    job = with_status(stopped("WorkerEnded"), failure=failure)
+    peer = make_pod(job, 1, exit_code=1, termination=said(NCCL, step=40), deletion_at=after(40))
+    outcome = judge(job, (peer,))
+    assert (outcome.end, outcome.failure, outcome.step) == (AttemptEnd.FAILED, failure, 40)

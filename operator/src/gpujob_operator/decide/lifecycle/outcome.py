@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
@@ -116,10 +116,10 @@ def judge(
     if stop is not None and rule.failure is not None:
         return Outcome(AttemptEnd.FAILED, JobFailure(rule.failure, stop.message))
     lost_peer = _lost_peer(job, pods, lost_nodes, around) if job.spec.workers > 1 else ""
-    if not real and rule.worker_ended_first and len(present) < job.spec.workers:
-        known = job.status.failure
-        if known is not None and not (lost_peer and comes_from_outside(known.message)):
-            return Outcome(AttemptEnd.FAILED, known)
+    known = job.status.failure
+    if known is not None and rule.worker_ended_first and len(present) < job.spec.workers:
+        # The pod of the worker that ended first is gone.
+        real.insert(0, _Cause(known, known.message))
     stopped = lost_peer or (ours and job.spec.workers > 1)
     if real and stopped and all(_follows_from_lost_peer(cause) for cause in real):
         lost = _lost_node(job, pods, lost_nodes)
@@ -139,7 +139,8 @@ def judge(
             ended_by=by or error,
         )
     steps = [pod.termination.step for pod in pods if pod.termination is not None]
-    return Outcome(AttemptEnd.FAILED, real[0].failure, max(steps, default=0), real[0].error)
+    cause = _first_cause(real)
+    return Outcome(AttemptEnd.FAILED, cause.failure, max(steps, default=0), cause.error)
 
 
 def failure_so_far(job: GPUJob, pods: tuple[PodView, ...]) -> JobFailure | None:
@@ -147,8 +148,9 @@ def failure_so_far(job: GPUJob, pods: tuple[PodView, ...]) -> JobFailure | None:
     have ended.
     """
     ended = sorted((pod for pod in pods if pod.ended), key=_cause_first)
-    causes = (_pod_failure(job, pod, ours=False) for pod in ended)
-    return next((cause.failure for cause in causes if cause is not None), None)
+    causes = [_pod_failure(job, pod, ours=False) for pod in ended]
+    real = [cause for cause in causes if cause is not None]
+    return _first_cause(real).failure if real else None
 
 
 def _ended_by(pods: tuple[PodView, ...]) -> str:
@@ -210,6 +212,16 @@ def _follows_from_lost_peer(cause: "_Cause") -> bool:
     if cause.failure.failure_class is not FailureClass.UNKNOWN:
         return False
     return not cause.error or comes_from_outside(cause.error) or cause.is_abort
+
+
+def _first_cause(causes: "Sequence[_Cause]") -> "_Cause":
+    """Returns the first cause, in order of time, that does not follow from another worker's end.
+
+    Times alone mislead: they come from several clocks, and the worker that failed first may take
+    longer to exit than those that lost their connection to it.
+    """
+    own = (cause for cause in causes if not _follows_from_lost_peer(cause))
+    return next(own, causes[0])
 
 
 def _cause_first(pod: PodView) -> tuple[object, ...]:
