@@ -59,6 +59,39 @@ def test_an_error_of_the_network_beside_an_end_from_outside_is_an_interruption(
     assert judged(other, own).end is AttemptEnd.INTERRUPTED
 
 
+LAUNCHERS = (
+    "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15",
+    "Traceback (most recent call last):\n  File '/usr/bin/torchrun', line 8, in <module>\n"
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\nx.py FAILED\n"
+    "Root Cause (first observed failure):\n  exitcode  : -6 (pid: 77)",
+    "Traceback (most recent call last):\n  File '/usr/bin/accelerate', line 8, in <module>\n"
+    "subprocess.CalledProcessError: Command 'x' returned non-zero exit status 1.",
+    "[2026-11-28 10:00:00] [ERROR] [launch.py:325:sigkill_handler] exits with return code = 1",
+    "[rank: 1] Child process with PID 77 terminated with code 1. Terminating all others",
+)
+
+
+@pytest.mark.parametrize("log", LAUNCHERS)
+def test_a_launcher_that_names_no_error_adds_none(log: str) -> None:
+    assert judged(DRAINED, {"termination_text": log}).end is AttemptEnd.INTERRUPTED
+    own = f"Traceback (most recent call last):\nValueError: label 1001 is out of range\n{log}"
+    assert judged(DRAINED, {"termination_text": own}).end is AttemptEnd.FAILED
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+        "horovod.common.exceptions.HorovodInternalError: Operation has been shut down.",
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly.\nThe actor is dead.",
+        "RuntimeError: Rank 1 failed to pass monitoredBarrier in 1800000 ms",
+        "terminate called after throwing an instance of 'c10::DistBackendError'",
+    ],
+)
+def test_the_words_of_libraries_for_a_lost_process(log: str) -> None:
+    assert judged(DRAINED, {"termination_text": log}).end is AttemptEnd.INTERRUPTED
+
+
 def test_the_node_of_the_other_worker_counts_as_lost() -> None:
     outcome = judged(None, {"termination": said(NCCL)}, lost=frozenset({"n1"}))
     assert (outcome.end, outcome.lost_node) == (AttemptEnd.INTERRUPTED, "n1")
