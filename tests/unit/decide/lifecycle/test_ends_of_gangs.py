@@ -1,11 +1,12 @@
 """A worker of a gang that fails because another one was ended from outside is no failure."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobFailure, StopReason
-from gpujob_api.report import FailureClass, Report
+from gpujob_api.report import FailureClass, Report, WorkerPhase
 from gpujob_operator.decide.lifecycle.done import Circumstances
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome, judge
 from gpujob_operator.decide.model.snapshot import PodPhase
@@ -196,3 +197,14 @@ def test_the_cause_is_kept_after_its_pod_is_gone() -> None:
     peer = make_pod(job, 1, exit_code=1, termination=said(NCCL, step=40), deletion_at=after(40))
     outcome = judge(job, (peer,))
     assert (outcome.end, outcome.failure, outcome.step) == (AttemptEnd.FAILED, failure, 40)
+
+
+@pytest.mark.parametrize("phase", [PodPhase.SUCCEEDED, PodPhase.FAILED])
+def test_a_worker_that_was_evicted_and_ended_with_0_is_lost_to_the_others(phase: PodPhase) -> None:
+    """Its script saves on SIGTERM and returns."""
+    peer = make_pod(GANG, 1, phase=phase, disruption="EvictionByEvictionAPI")
+    own = make_pod(GANG, 0, exit_code=1, termination=said(NCCL, step=40))
+    assert judge(GANG, (own, replace(peer, exit_code=0))).end is AttemptEnd.INTERRUPTED
+    last = make_report(step=1000, steps_total=1000, phase=WorkerPhase.FINISHED)
+    done = replace(peer, exit_code=0, termination=last)
+    assert judge(GANG, (own, done)).end is AttemptEnd.FAILED

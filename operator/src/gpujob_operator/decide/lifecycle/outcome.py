@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
@@ -115,7 +115,7 @@ def judge(
     real = [failure for failure in failures if failure is not None]
     if stop is not None and rule.failure is not None:
         return Outcome(AttemptEnd.FAILED, JobFailure(rule.failure, stop.message))
-    lost_peer = _lost_peer(job, pods, lost_nodes, around) if job.spec.workers > 1 else ""
+    lost_peer = _lost_peer(job, pods, done, lost_nodes, around) if job.spec.workers > 1 else ""
     known = job.status.failure
     if known is not None and rule.worker_ended_first and len(present) < job.spec.workers:
         # The pod of the worker that ended first is gone.
@@ -179,9 +179,15 @@ def _broken_off(pods: tuple[PodView, ...], around: Circumstances) -> str:
 
 
 def _lost_peer(
-    job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str], around: Circumstances
+    job: GPUJob,
+    pods: tuple[PodView, ...],
+    done: Set[int],
+    lost_nodes: frozenset[str],
+    around: Circumstances,
 ) -> str:
     """Returns what ended one worker of a gang from outside, in words, or "".
+
+    It may have ended with 0, unless it was done.
 
     A deletion after a worker ended is the operator's own and explains nothing.
     """
@@ -190,7 +196,7 @@ def _lost_peer(
     own_deletions = around.stop is not None
     for worker in placement.workers if placement is not None else ():
         pod = by_rank.get(worker.rank)
-        if worker.done or (pod is not None and pod.exit_code == EXIT_DONE):
+        if worker.rank in done:
             continue
         if worker.node in lost_nodes and (pod is None or pod.exit_code is None):
             return f"node {worker.node} was lost"
@@ -199,7 +205,11 @@ def _lost_peer(
         reason = outside_reason(pod)
         if reason and not (own_deletions and reason == DELETED):
             return f"pod {pod.name} was ended from outside ({reason})"
-        if worker.node in around.leaving_nodes and pod.exit_code in (*_INTERRUPTED, EXIT_KILLED):
+        if worker.node in around.leaving_nodes and pod.exit_code in (
+            EXIT_DONE,
+            *_INTERRUPTED,
+            EXIT_KILLED,
+        ):
             return f"node {worker.node} is about to go"
     return ""
 
