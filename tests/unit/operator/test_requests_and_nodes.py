@@ -57,6 +57,12 @@ def test_an_overfull_node_has_nothing_free() -> None:
     assert (view.cpu_milli_free, view.pods_free) == (0, 0)
 
 
+def test_a_node_has_what_it_offers_beside_cpu_memory_and_pods() -> None:
+    manifest = node_manifest(pods="110")
+    manifest["status"]["allocatable"] |= {"rdma/hca": "2", "hugepages-2Mi": "0", "x.io/y": "z"}
+    assert cached_node(manifest).empty.others_allocatable == {"rdma/hca": 2}
+
+
 @pytest.mark.parametrize(("pods", "free"), [(None, PODS_UNLIMITED), ("x", 0), (110, 110)])
 def test_the_pods_of_a_node_are_unlimited_only_without_a_limit(pods: Any, free: int) -> None:
     assert cached_node(node_manifest(pods=pods)).empty.pods_free == free

@@ -57,6 +57,7 @@ def cached_node(manifest: Mapping[str, Any]) -> CachedNode:
         memory_bytes_free=memory,
         pods_allocatable=pods,
         pods_free=pods,
+        others_allocatable=_others(allocatable),
         not_ready_since=None if ready else since or moment(metadata.get("creationTimestamp")),
         conditions=_conditions(status),
         deletion_at=moment(metadata.get("deletionTimestamp")),
@@ -72,6 +73,16 @@ def with_pods(node: CachedNode, pods: int, cpu_milli_used: int, memory_bytes_use
         memory_bytes_free=max(0, node.empty.memory_bytes_allocatable - memory_bytes_used),
         pods_free=max(0, node.empty.pods_allocatable - pods),
     )
+
+
+def _others(allocatable: Mapping[str, Any]) -> dict[str, int]:
+    """Returns what the node has of resources other than CPU, memory and pods."""
+    amounts = {
+        name: quantity(amount)
+        for name, amount in allocatable.items()
+        if name not in ("cpu", "memory", "pods")
+    }
+    return {name: amount for name, amount in amounts.items() if amount}
 
 
 def _taints(value: object) -> tuple[Taint, ...] | None:

@@ -142,6 +142,8 @@ class NodeView:
     memory_bytes_free: int = 0
     pods_allocatable: int = PODS_UNLIMITED
     pods_free: int = PODS_UNLIMITED
+    # Of resources other than CPU, memory and pods, in all, by name.
+    others_allocatable: Mapping[str, int] = field(default_factory=dict[str, int])
     # Since when the node is not ready; None if it is ready.
     not_ready_since: datetime | None = None
     # Conditions of `notices` that are True, and `Ready` if it is False.

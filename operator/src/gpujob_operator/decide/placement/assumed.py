@@ -259,7 +259,7 @@ class AssumedCapacity:
     def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
         """Returns the allowed nodes, or None if all are allowed.
 
-        `key` identifies `allows`, which may read only labels, taints and spot.
+        `key` identifies `allows`, which may read only `constraint_fields`.
         """
 
         left_out, nodes = self.left_out, self.capacity.nodes
