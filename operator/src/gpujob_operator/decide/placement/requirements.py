@@ -185,8 +185,8 @@ class JobRequirements:
         if tolerated is None:
             tolerated = tuple(map(_toleration_key, self.tolerations))
         policy = self.kept_off_spot or self.job.spec.spot.policy
-        parts = selector, self.affinity, self.volumes, self.refused_others
-        return *parts, tolerated, policy.value, self.refused_by
+        places = selector, self.affinity, self.volumes, tolerated
+        return places, policy.value, self.refused_by, self.refused_others
 
     def reservation(
         self, gpu_model: str, largest_bytes: int, configuration: Configuration
