@@ -115,7 +115,9 @@ def candidates(
         request = resolve(requirements, model, capacity, configuration)
         fits = _ever_fits(request, tenancy, memo)
         count, can = _departures_needed(request, tenancy, capacity.law(model))
-        found.append(_in_order(requirements.job.spec.gpus_per_worker, count, fits & can, tenancy))
+        short = _short_of_host(requirements, tenancy.host_free)
+        size = requirements.job.spec.gpus_per_worker
+        found.append(_in_order(size, count, fits & can, short, tenancy))
     return tuple(found)
 
 
@@ -124,12 +126,27 @@ def _ever_fits(request: WorkerRequest, tenancy: Tenancy, memo: Memo) -> Booleans
     fits = tenancy.usable & (tenancy.models == request.model)
     fits &= tenancy.usable_after_release_bytes >= request.least_bytes
     if tenancy.nodes:
-        fits &= (tenancy.open_nodes & _allowed_nodes(request.requirements, tenancy, memo))[
-            tenancy.node_of
-        ]
+        nodes = tenancy.open_nodes & _allowed_nodes(request.requirements, tenancy, memo)
+        nodes &= ~_short_of_host(request.requirements, tenancy.host_without_jobs)
+        fits &= nodes[tenancy.node_of]
     if request.exclusive:
         fits &= ~tenancy.has_external_use
     return fits
+
+
+def _short_of_host(requirements: JobRequirements, there: Integers) -> Booleans:
+    """Returns which nodes lack CPU, memory or a pod for one worker. `there` is as in `Tenancy`."""
+    cpu_milli, memory_bytes, pods = there.T
+    short = cpu_milli < requirements.cpu_milli
+    return short | (memory_bytes < requirements.memory_bytes) | (pods < 1)
+
+
+def _all_left(tenancy: Tenancy) -> Floats:
+    """Returns when all tenants of each node have left, by row."""
+    left = np.take_along_axis(tenancy.stay.since, tenancy.count[:, None], 1)[:, 0]
+    latest = np.zeros(len(tenancy.nodes))
+    np.maximum.at(latest, tenancy.node_of, left)
+    return latest[tenancy.node_of]
 
 
 def _departures_needed(
@@ -166,10 +183,19 @@ def _allowed_nodes(requirements: JobRequirements, tenancy: Tenancy, memo: Memo) 
     return memo.once(("tenancy", tenancy.order_version, requirements.node_constraints), find)
 
 
-def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> Candidates:
+def _in_order(
+    size: int, count: Integers, fits: Booleans, short: Booleans, tenancy: Tenancy
+) -> Candidates:
+    """Returns the candidates on GPUs that fit once `count` tenants have left.
+
+    Nodes that are `short` of CPU, memory or pods have enough at the latest when all of their
+    tenants have left.
+    """
     ready = np.where(tenancy.awaiting_reading, _UNREAD, _READY)
     since = np.take_along_axis(tenancy.stay.since, count[:, None], 1)[:, 0]
     at = np.maximum(ready, since)
+    if short.any():
+        at = np.where(short[tenancy.node_of], np.maximum(at, _all_left(tenancy)), at)
     found = np.flatnonzero(fits)
     keys = tenancy.rank, -tenancy.free_bytes, count, at
     if size > 1:

@@ -6,6 +6,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation
 from gpujob_api.quantities import MIB
@@ -106,6 +107,14 @@ class GPUCapacity:
         return False
 
 
+class HostUse(NamedTuple):
+    """A number of pods, and CPU and memory of the host."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    pods: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
     """One managed node: its GPUs, and the CPU and memory that are free after assumed pods."""
@@ -117,6 +126,8 @@ class NodeCapacity:
     memory_bytes_free: int
     # How many more pods the node takes.
     pods_free: int = PODS_UNLIMITED
+    # What would be free without the jobs' pods. None: nothing is known of other pods.
+    without_jobs: HostUse | None = None
     # Why nothing new may be placed here, or None.
     closed: NodeClosed | None = None
     # The sign that the node is about to go, or None.

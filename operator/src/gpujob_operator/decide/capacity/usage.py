@@ -8,13 +8,14 @@ capacity is then computed in one pass over its GPUs, whatever the number of jobs
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from gpujob_api.copies import changed
 from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
 from gpujob_operator.decide.capacity.availability import why_blocked, why_closed
 from gpujob_operator.decide.capacity.cluster import (
     GPUCapacity,
+    HostUse,
     NodeCapacity,
     Tenant,
 )
@@ -34,14 +35,6 @@ T = TypeVar("T")
 K = TypeVar("K")
 # The end of a pod and a reading come from different clocks, and a process takes a moment to exit.
 CLOCKS_DIFFER_SECONDS = 5.0
-
-
-class UnboundPods(NamedTuple):
-    """Workers that are not on their node yet: their number, and the sum of their requests."""
-
-    pods: int = 0
-    cpu_milli: int = 0
-    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +68,9 @@ class ClusterUsage:
     owners: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     # By node and GPU.
     gpus_of_stale_pods: dict[Place, int] = field(default_factory=dict[Place, int])
-    not_yet_bound: dict[str, UnboundPods] = field(default_factory=dict[str, UnboundPods])
+    # By node: workers that are not there yet, and workers that are.
+    not_yet_bound: dict[str, HostUse] = field(default_factory=dict[str, HostUse])
+    bound: dict[str, HostUse] = field(default_factory=dict[str, HostUse])
     # Pods whose processes are gone, by UID. A pod that finished and was deleted is listed twice.
     ended: dict[str, tuple[TerminatedPod, ...]] = field(
         default_factory=dict[str, tuple[TerminatedPod, ...]]
@@ -107,15 +102,8 @@ class ClusterUsage:
             self.gpus_of_stale_pods[stray] = self.gpus_of_stale_pods.get(stray, 0) + sign
             if not self.gpus_of_stale_pods[stray]:
                 del self.gpus_of_stale_pods[stray]
-        for node, cpu, memory in holding.not_yet_bound:
-            had = self.not_yet_bound.get(node, UnboundPods())
-            left = UnboundPods(
-                had.pods + sign, had.cpu_milli + sign * cpu, had.memory_bytes + sign * memory
-            )
-            self.not_yet_bound[node] = left
-            if not left.pods:
-                # Names of nodes change over time.
-                del self.not_yet_bound[node]
+        _count_pods(self.not_yet_bound, holding.not_yet_bound, sign)
+        _count_pods(self.bound, holding.bound, sign)
 
     def node(
         self,
@@ -130,7 +118,7 @@ class ClusterUsage:
         rate = interruptions_per_hour(view, learned.spot_rates)
         notice = notice_of(view)
         gpus = sorted(gpu_node.status.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
-        unbound = self.not_yet_bound.get(view.name, UnboundPods())
+        unbound = self.not_yet_bound.get(view.name, HostUse())
         return NodeCapacity(
             node=view,
             price_per_gpu_hour=price,
@@ -138,6 +126,7 @@ class ClusterUsage:
             cpu_milli_free=view.cpu_milli_free - unbound.cpu_milli,
             memory_bytes_free=view.memory_bytes_free - unbound.memory_bytes,
             pods_free=view.pods_free - unbound.pods,
+            without_jobs=self._without_jobs(view),
             closed=why_closed(view, gpu_node, notice, configuration, now),
             notice=notice,
             interruptions_per_hour=rate,
@@ -158,7 +147,7 @@ class ClusterUsage:
         """
         view = before.node
         observed = {gpu.uuid: gpu for gpu in gpu_node.status.gpus if gpu.uuid in touched}
-        unbound = self.not_yet_bound.get(view.name, UnboundPods())
+        unbound = self.not_yet_bound.get(view.name, HostUse())
         gpus = [
             self._gpu(observed[gpu.uuid], view.name, learned, gpu_node)
             if gpu.uuid in observed
@@ -171,6 +160,16 @@ class ClusterUsage:
             cpu_milli_free=view.cpu_milli_free - unbound.cpu_milli,
             memory_bytes_free=view.memory_bytes_free - unbound.memory_bytes,
             pods_free=view.pods_free - unbound.pods,
+            without_jobs=self._without_jobs(view),
+        )
+
+    def _without_jobs(self, view: NodeView) -> HostUse:
+        """Returns what other pods leave of the node."""
+        jobs = self.bound.get(view.name, HostUse())
+        return HostUse(
+            min(view.cpu_milli_free + jobs.cpu_milli, view.cpu_milli_allocatable),
+            min(view.memory_bytes_free + jobs.memory_bytes, view.memory_bytes_allocatable),
+            min(view.pods_free + jobs.pods, view.pods_allocatable),
         )
 
     def _gpu(self, gpu: GPU, node: str, learned: "Learned", gpu_node: GPUNode) -> GPUCapacity:
@@ -216,6 +215,21 @@ class ClusterUsage:
                 _is_before(observed_at, pod.at) for pod in self.ended.get(process.pod_uid or "", ())
             )
         )
+
+
+def _count_pods(
+    by_node: dict[str, HostUse], workers: Sequence[tuple[str, int, int]], sign: int
+) -> None:
+    """Adds these workers to what is used of their nodes, or subtracts them."""
+    for node, cpu, memory in workers:
+        had = by_node.get(node, HostUse())
+        left = HostUse(
+            had.cpu_milli + sign * cpu, had.memory_bytes + sign * memory, had.pods + sign
+        )
+        by_node[node] = left
+        if not left.pods:
+            # Names of nodes change over time.
+            del by_node[node]
 
 
 def _is_before(observed_at: datetime | None, ended_at: datetime | None) -> bool:
