@@ -131,6 +131,16 @@ def test_a_node_that_other_pods_fill_is_not_claimed(node: NodeView) -> None:
     assert claimed(large) == {"GPU-0"}
 
 
+def test_a_gang_claims_no_more_places_of_a_node_than_its_host_has() -> None:
+    """I11: else the GPUs beside other pods stay idle, and the gang never starts."""
+    gang = make_job(workers=2, template=make_template(cpu="8"))
+    rooms = [make_node("n0", cpu=64, cpu_milli_free=9000), make_node("n1")]
+    one_each = claimed(gang, gpu_nodes=nodes_of_two(2), nodes=rooms)
+    assert one_each == {"GPU-0a", "GPU-1a"}
+    tight = [rooms[0], make_node("n1", cpu=64, cpu_milli_free=7000)]
+    assert claimed(gang, gpu_nodes=nodes_of_two(2), nodes=tight) == frozenset()
+
+
 def test_a_node_that_jobs_fill_is_free_once_they_have_left() -> None:
     """A GPU beside them is idle, and its worker finds no CPU before."""
     tenant = running(left(make_job("tenant"), steps=600), ("n0", ("GPU-0",)))

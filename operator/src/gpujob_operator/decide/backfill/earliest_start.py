@@ -115,9 +115,7 @@ def candidates(
         request = resolve(requirements, model, capacity, configuration)
         fits = _ever_fits(request, tenancy, memo)
         count, can = _departures_needed(request, tenancy, capacity.law(model))
-        short = _short_of_host(requirements, tenancy.host_free)
-        size = requirements.job.spec.gpus_per_worker
-        found.append(_in_order(size, count, fits & can, short, tenancy))
+        found.append(_in_order(requirements, count, fits & can, tenancy))
     return tuple(found)
 
 
@@ -127,18 +125,24 @@ def _ever_fits(request: WorkerRequest, tenancy: Tenancy, memo: Memo) -> Booleans
     fits &= tenancy.usable_after_release_bytes >= request.least_bytes
     if tenancy.nodes:
         nodes = tenancy.open_nodes & _allowed_nodes(request.requirements, tenancy, memo)
-        nodes &= ~_short_of_host(request.requirements, tenancy.host_without_jobs)
+        nodes &= _workers_by_host(request.requirements, tenancy.host_without_jobs) > 0
         fits &= nodes[tenancy.node_of]
     if request.exclusive:
         fits &= ~tenancy.has_external_use
     return fits
 
 
-def _short_of_host(requirements: JobRequirements, there: Integers) -> Booleans:
-    """Returns which nodes lack CPU, memory or a pod for one worker. `there` is as in `Tenancy`."""
+def _workers_by_host(requirements: JobRequirements, there: Integers) -> Integers:
+    """Returns for how many workers each node has CPU, memory and pods. `there` is as in
+    `Tenancy`.
+    """
     cpu_milli, memory_bytes, pods = there.T
-    short = cpu_milli < requirements.cpu_milli
-    return short | (memory_bytes < requirements.memory_bytes) | (pods < 1)
+    workers = pods
+    if requirements.cpu_milli:
+        workers = np.minimum(workers, cpu_milli // requirements.cpu_milli)
+    if requirements.memory_bytes:
+        workers = np.minimum(workers, memory_bytes // requirements.memory_bytes)
+    return workers
 
 
 def _all_left(tenancy: Tenancy) -> Floats:
@@ -184,16 +188,18 @@ def _allowed_nodes(requirements: JobRequirements, tenancy: Tenancy, memo: Memo) 
 
 
 def _in_order(
-    size: int, count: Integers, fits: Booleans, short: Booleans, tenancy: Tenancy
+    requirements: JobRequirements, count: Integers, fits: Booleans, tenancy: Tenancy
 ) -> Candidates:
     """Returns the candidates on GPUs that fit once `count` tenants have left.
 
-    Nodes that are `short` of CPU, memory or pods have enough at the latest when all of their
-    tenants have left.
+    Nodes without enough CPU, memory or pods for one worker have them at the latest when all of
+    their tenants have left. A node has no more candidates than workers that its host can take.
     """
+    size = requirements.job.spec.gpus_per_worker
     ready = np.where(tenancy.awaiting_reading, _UNREAD, _READY)
     since = np.take_along_axis(tenancy.stay.since, count[:, None], 1)[:, 0]
     at = np.maximum(ready, since)
+    short = _workers_by_host(requirements, tenancy.host_free) < 1
     if short.any():
         at = np.where(short[tenancy.node_of], np.maximum(at, _all_left(tenancy)), at)
     found = np.flatnonzero(fits)
@@ -205,6 +211,9 @@ def _in_order(
         found = found[:, None]
     last = found[:, -1]
     found = found[np.lexsort([key[last] for key in keys])]
+    if requirements.job.spec.workers > 1:
+        most = _workers_by_host(requirements, tenancy.host_without_jobs)
+        found = found[_among_first(tenancy.node_of[found[:, -1]], most)]
     # A copy of the order, because it is updated while candidates are still being read.
     return Candidates(
         found,
@@ -216,6 +225,16 @@ def _in_order(
         count,
         tenancy.stay.order.copy(),
     )
+
+
+def _among_first(nodes: Integers, most: Integers) -> Booleans:
+    """Returns which candidates, on these nodes, are among the first `most` of their node."""
+    order = np.argsort(nodes, kind="stable")
+    ordered = nodes[order]
+    position = np.arange(len(nodes)) - np.searchsorted(ordered, ordered)
+    found = np.zeros(len(nodes), dtype=np.bool_)
+    found[order] = position < most[ordered]
+    return found
 
 
 def _groups(size: int, rows: Integers, node_of: Integers) -> Integers:
