@@ -152,6 +152,7 @@ def test_a_node_that_jobs_fill_is_free_once_they_have_left() -> None:
     found = claim_of(large, tenant, requests=asked, **snapshot)
     assert found is not None
     assert 50 < found.start_seconds < 200
+    assert found.gpus == on_n0("GPU-0", "GPU-1"), "another tenant would take the CPU"
     at_once = claim_of(make_job(), tenant, gpus=two)
     assert at_once is not None
     assert at_once.start_seconds == 0

@@ -54,6 +54,14 @@ class CandidateGpus(NamedTuple):
     uuids: tuple[str, ...]
     gpus: tuple[GPUCapacity, ...]
     tenants: tuple[Tenant, ...]
+    # The other GPUs of a node whose CPU, memory or pods do not suffice before its tenants have
+    # left. A new tenant there would take what they free.
+    beside: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> list[Place]:
+        """The GPUs on which no other job may start before."""
+        return [(self.node, uuid) for uuid in (*self.uuids, *self.beside)]
 
     @property
     def places(self) -> list[Place]:
@@ -79,6 +87,8 @@ class Candidates:
     _at: Floats
     _count: Integers
     _order: Integers
+    # By node: whether it lacks CPU, memory or pods for one worker now.
+    _short: Booleans
     _seen: list[CandidateGpus] = field(default_factory=list[CandidateGpus])
 
     def __iter__(self) -> Iterator[CandidateGpus]:
@@ -95,8 +105,11 @@ class Candidates:
             tenants += [self._tenants[row][column] for column in first]
         last, gpu = rows[-1], gpus[-1]
         soon = ReadyTime(float(self._at[last]), int(self._count[last]), -gpu.free_bytes, gpu.uuid)
-        node = self._nodes[self._node_of[last]].node.name
-        return CandidateGpus(soon, node, tuple(gpu.uuid for gpu in gpus), gpus, tuple(tenants))
+        number = self._node_of[last]
+        node, uuids = self._nodes[number], tuple(gpu.uuid for gpu in gpus)
+        others = node.gpus if self._short[number] else ()
+        beside = tuple(gpu.uuid for gpu in others if gpu.uuid not in uuids)
+        return CandidateGpus(soon, node.node.name, uuids, gpus, tuple(tenants), beside)
 
 
 def candidates(
@@ -224,6 +237,7 @@ def _in_order(
         at,
         count,
         tenancy.stay.order.copy(),
+        short,
     )
 
 
