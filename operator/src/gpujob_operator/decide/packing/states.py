@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from gpujob_api.bounds import INT32_MAX
 from gpujob_operator.decide.packing.party import ANYBODY, Party
 
 UTILIZATION_FULL_PERCENT = 100.0
+# More pods than any node takes.
+_MANY_PODS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class NodeState:
     eligible: bool = True
     interruptions_per_hour: float = 0.0
     # How many more pods the node takes.
-    pods_free: int = INT32_MAX
+    pods_free: int = _MANY_PODS
 
 
 @dataclass(frozen=True, slots=True)
