@@ -82,6 +82,8 @@ def node_manifest(
     **fields: Any,
 ) -> Manifest:
     labels = {"gpujob.dev/managed": "true"} | fields.pop("labels", {})
+    pods = fields.pop("pods", None)
+    limit = {} if pods is None else {"pods": pods}
     return {
         "metadata": {
             "name": name,
@@ -92,7 +94,7 @@ def node_manifest(
         },
         "spec": fields,
         "status": {
-            "allocatable": {"cpu": cpu, "memory": memory},
+            "allocatable": {"cpu": cpu, "memory": memory, **limit},
             "conditions": [
                 {
                     "type": "Ready",

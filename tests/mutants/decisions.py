@@ -49,9 +49,23 @@ DECISIONS = (
     of_decide(
         "jobs with volumes in different zones share one answer",
         "placement/requirements.py",
-        "return selector, self.affinity, self.volumes, tolerated, policy.value, self.refused_by",
-        "return selector, self.affinity, tolerated, policy.value, self.refused_by",
+        "places = selector, self.affinity, self.volumes, tolerated",
+        "places = selector, self.affinity, tolerated",
         "placement/test_volumes.py",
+    ),
+    of_decide(
+        "a worker placed in this cycle takes no pod of its node",
+        "packing/arrays.py",
+        "self.pods_free[row] -= 1",
+        "pass",
+        "placement/test_pods_of_nodes.py",
+    ),
+    of_decide(
+        "of a gang's errors the one of the earliest clock is reported",
+        "lifecycle/outcome.py",
+        "return next(own, causes[0])",
+        "return causes[0]",
+        "lifecycle/test_ends_of_gangs.py",
     ),
     of_decide(
         "a volume that is bound later is not noticed",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpujob_operator.decide.model.pod_requests import WHOLE_NODE, pod_requests
-from gpujob_operator.decide.model.snapshot import NodeCondition, Taint
+from gpujob_operator.decide.model.snapshot import PODS_UNLIMITED, NodeCondition, Taint
 from gpujob_operator.read.nodes import cached_node, with_pods
 from tests.harness.manifests import node_manifest
 
@@ -29,7 +29,7 @@ def _container(cpu: str, memory: str, **fields: Any) -> dict[str, Any]:
 def test_a_pod_whose_requests_cannot_be_read_takes_the_whole_node(spec: dict[str, Any]) -> None:
     used = pod_requests(spec)
     assert used == WHOLE_NODE
-    view = with_pods(cached_node(node_manifest()), used.cpu_milli, used.memory_bytes)
+    view = with_pods(cached_node(node_manifest()), 1, used.cpu_milli, used.memory_bytes)
     assert (view.cpu_milli_free, view.memory_bytes_free) == (0, 0)
 
 
@@ -45,14 +45,27 @@ def test_a_node_whose_room_cannot_be_read_has_none(value: Any) -> None:
 
 
 def test_node_less_its_pods() -> None:
-    view = with_pods(cached_node(node_manifest(cpu="8", memory="32Gi")), 3000, 2 * 1024**3)
+    node = cached_node(node_manifest(cpu="8", memory="32Gi", pods="29"))
+    view = with_pods(node, 17, 3000, 2 * 1024**3)
     assert (view.cpu_milli_allocatable, view.cpu_milli_free) == (8000, 5000)
     assert view.memory_bytes_free == 30 * 1024**3
+    assert (view.pods_allocatable, view.pods_free) == (29, 12)
 
 
 def test_an_overfull_node_has_nothing_free() -> None:
-    view = with_pods(cached_node(node_manifest(cpu="1")), 5000, 0)
-    assert view.cpu_milli_free == 0
+    view = with_pods(cached_node(node_manifest(cpu="1", pods="2")), 3, 5000, 0)
+    assert (view.cpu_milli_free, view.pods_free) == (0, 0)
+
+
+def test_a_node_has_what_it_offers_beside_cpu_memory_and_pods() -> None:
+    manifest = node_manifest(pods="110")
+    manifest["status"]["allocatable"] |= {"rdma/hca": "2", "hugepages-2Mi": "0", "x.io/y": "z"}
+    assert cached_node(manifest).empty.others_allocatable == {"rdma/hca": 2}
+
+
+@pytest.mark.parametrize(("pods", "free"), [(None, PODS_UNLIMITED), ("x", 0), (110, 110)])
+def test_the_pods_of_a_node_are_unlimited_only_without_a_limit(pods: Any, free: int) -> None:
+    assert cached_node(node_manifest(pods=pods)).empty.pods_free == free
 
 
 def test_taints_spot_and_cordon() -> None:

@@ -54,6 +54,7 @@ from gpujob_operator.telemetry.metrics import Metrics
 
 @dataclass(slots=True)
 class _Use:
+    pods: int = 0
     cpu_milli: int = 0
     memory_bytes: int = 0
 
@@ -74,7 +75,7 @@ class NodeUse:
         view = self._views.get(name)
         if view is None:
             use = self._use.get(name, _Use())
-            view = self._views[name] = with_pods(node, use.cpu_milli, use.memory_bytes)
+            view = self._views[name] = with_pods(node, use.pods, use.cpu_milli, use.memory_bytes)
         return view
 
     def pod_changed(self, before: CachedPod | None, after: CachedPod | None) -> None:
@@ -82,6 +83,7 @@ class NodeUse:
             if pod is None or pod.node is None or pod.finished:
                 continue
             use = self._use.setdefault(pod.node, _Use())
+            use.pods += sign
             use.cpu_milli += sign * pod.requests.cpu_milli
             use.memory_bytes += sign * pod.requests.memory_bytes
             self._views.pop(pod.node, None)

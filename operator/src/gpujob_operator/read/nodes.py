@@ -7,7 +7,12 @@ from typing import Any, cast
 
 from gpujob_api.quantities import quantity
 from gpujob_operator.decide.model.notices import CONDITION_TYPES, READY_CONDITION
-from gpujob_operator.decide.model.snapshot import NodeCondition, NodeView, Taint
+from gpujob_operator.decide.model.snapshot import (
+    PODS_UNLIMITED,
+    NodeCondition,
+    NodeView,
+    Taint,
+)
 from gpujob_operator.read.shapes import mapping, mappings, moment, readable_metadata, text
 from gpujob_operator.read.spot_labels import is_spot
 
@@ -26,7 +31,8 @@ class CachedNode:
 def cached_node(manifest: Mapping[str, Any]) -> CachedNode:
     """Reads a node. All of its allocatable resources are free until pods are subtracted.
 
-    An unreadable amount counts as zero. Nothing is placed on a node whose taints cannot be read.
+    An unreadable amount counts as zero, and an absent number of pods as no limit. Nothing is placed
+    on a node whose taints cannot be read.
     Raises `FieldError` for a node without a UID or a name.
     """
     metadata, spec = readable_metadata(manifest), mapping(manifest.get("spec"))
@@ -35,6 +41,7 @@ def cached_node(manifest: Mapping[str, Any]) -> CachedNode:
     allocatable = mapping(status.get("allocatable"))
     cpu = quantity(allocatable.get("cpu"), 1000) or 0
     memory = quantity(allocatable.get("memory")) or 0
+    pods = quantity(allocatable.get("pods")) or 0 if "pods" in allocatable else PODS_UNLIMITED
     ready, since = _readiness(status)
     taints = _taints(spec.get("taints"))
     view = NodeView(
@@ -48,6 +55,9 @@ def cached_node(manifest: Mapping[str, Any]) -> CachedNode:
         cpu_milli_free=cpu,
         memory_bytes_allocatable=memory,
         memory_bytes_free=memory,
+        pods_allocatable=pods,
+        pods_free=pods,
+        others_allocatable=_others(allocatable),
         not_ready_since=None if ready else since or moment(metadata.get("creationTimestamp")),
         conditions=_conditions(status),
         deletion_at=moment(metadata.get("deletionTimestamp")),
@@ -55,13 +65,24 @@ def cached_node(manifest: Mapping[str, Any]) -> CachedNode:
     return CachedNode(metadata["uid"], view)
 
 
-def with_pods(node: CachedNode, cpu_milli_used: int, memory_bytes_used: int) -> NodeView:
-    """Returns the node minus its pods' requests. Never below 0."""
+def with_pods(node: CachedNode, pods: int, cpu_milli_used: int, memory_bytes_used: int) -> NodeView:
+    """Returns the node minus this number of pods and their requests. Never below 0."""
     return replace(
         node.empty,
         cpu_milli_free=max(0, node.empty.cpu_milli_allocatable - cpu_milli_used),
         memory_bytes_free=max(0, node.empty.memory_bytes_allocatable - memory_bytes_used),
+        pods_free=max(0, node.empty.pods_allocatable - pods),
     )
+
+
+def _others(allocatable: Mapping[str, Any]) -> dict[str, int]:
+    """Returns what the node has of resources other than CPU, memory and pods."""
+    amounts = {
+        name: quantity(amount)
+        for name, amount in allocatable.items()
+        if name not in ("cpu", "memory", "pods")
+    }
+    return {name: amount for name, amount in amounts.items() if amount}
 
 
 def _taints(value: object) -> tuple[Taint, ...] | None:

@@ -4,7 +4,7 @@ Two kinds of information are in no object: reports since the last status write, 
 measured but not yet written. Decisions on such a snapshot rely on the statuses alone.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -67,7 +67,8 @@ def _readable(
 
 
 def _node_views(manifests: Iterable[Manifest], pods: Iterable[CachedPod]) -> tuple[NodeView, ...]:
-    """Returns the nodes minus the requests of the unfinished pods bound to them."""
+    """Returns the nodes minus the unfinished pods bound to them and their requests."""
+    count = Counter(pod.node for pod in pods if pod.node is not None and not pod.finished)
     cpu_milli, memory_bytes = defaultdict[str, int](int), defaultdict[str, int](int)
     for pod in pods:
         if pod.node is not None and not pod.finished:
@@ -75,7 +76,9 @@ def _node_views(manifests: Iterable[Manifest], pods: Iterable[CachedPod]) -> tup
             memory_bytes[pod.node] += pod.requests.memory_bytes
     nodes = _readable(manifests, cached_node)
     return tuple(
-        with_pods(node, cpu_milli[node.empty.name], memory_bytes[node.empty.name]) for node in nodes
+        with_pods(node, count[name], cpu_milli[name], memory_bytes[name])
+        for node in nodes
+        for name in (node.empty.name,)
     )
 
 

@@ -4,6 +4,8 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+import pytest
+
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
 from gpujob_api.quantities import GIB
 from gpujob_operator.decide.backfill.earliest_start import candidates
@@ -13,6 +15,8 @@ from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
 from gpujob_operator.decide.cache.tenancy import TenancyArrays
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import Place
+from gpujob_operator.decide.model.pod_requests import PodRequests
+from gpujob_operator.decide.model.snapshot import NodeView
 from gpujob_operator.decide.placement.memo import Forgetful
 from gpujob_operator.decide.placement.requirements import requirements_of
 from tests.harness.builders import (
@@ -22,7 +26,9 @@ from tests.harness.builders import (
     make_gpu_node,
     make_job,
     make_node,
+    make_pod,
     make_snapshot,
+    make_template,
     measured,
     reserve,
     running,
@@ -34,7 +40,8 @@ CONFIGURATION = Configuration()
 
 
 def claim_of(job: GPUJob, *jobs: GPUJob, **snapshot: Any) -> Nomination | None:
-    capacity = build_capacity(make_snapshot(*jobs, **snapshot), T0, {})
+    requests: dict[str, PodRequests] = snapshot.pop("requests", {})
+    capacity = build_capacity(make_snapshot(*jobs, **snapshot), T0, requests)
     requirements, releases = requirements_of(job, None), ReleaseTimes.of(jobs, T0)
     tenancy = TenancyArrays().renew(capacity, ReleaseArrays(releases))
     found = candidates(requirements, tenancy, capacity, Forgetful(), CONFIGURATION)
@@ -107,6 +114,48 @@ def test_a_gpu_full_of_unmanaged_processes_is_not_claimed() -> None:
     gpus = [make_gpu(unmanaged=10 * GIB)]
     assert claimed(make_job(memory_bytes=20 * GIB), gpus=gpus) == frozenset()
     assert claimed(make_job(memory_bytes=14 * GIB), gpus=gpus) == {"GPU-0"}
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        make_node(cpu=64, cpu_milli_free=2000),
+        make_node(memory_bytes_free=GIB),
+        make_node(pods_allocatable=29, pods_free=0),
+    ],
+)
+def test_a_node_that_other_pods_fill_is_not_claimed(node: NodeView) -> None:
+    """I11: they go when they like; until then others may use the GPUs with what is left."""
+    large = make_job(template=make_template(cpu="8", memory="2Gi"))
+    assert claimed(large, nodes=[node]) == frozenset()
+    assert claimed(large) == {"GPU-0"}
+
+
+def test_a_gang_claims_no_more_places_of_a_node_than_its_host_has() -> None:
+    """I11: else the GPUs beside other pods stay idle, and the gang never starts."""
+    gang = make_job(workers=2, template=make_template(cpu="8"))
+    rooms = [make_node("n0", cpu=64, cpu_milli_free=9000), make_node("n1")]
+    one_each = claimed(gang, gpu_nodes=nodes_of_two(2), nodes=rooms)
+    assert one_each == {"GPU-0a", "GPU-1a"}
+    tight = [rooms[0], make_node("n1", cpu=64, cpu_milli_free=7000)]
+    assert claimed(gang, gpu_nodes=nodes_of_two(2), nodes=tight) == frozenset()
+
+
+def test_a_node_that_jobs_fill_is_free_once_they_have_left() -> None:
+    """A GPU beside them is idle, and its worker finds no CPU before."""
+    tenant = running(left(make_job("tenant"), steps=600), ("n0", ("GPU-0",)))
+    two = [make_gpu("GPU-0"), make_gpu("GPU-1", index=1)]
+    full = make_node(cpu=8, cpu_milli_free=0)
+    asked = {tenant.metadata.uid: PodRequests(8000, GIB)}
+    large = make_job(template=make_template(cpu="8"))
+    snapshot: dict[str, Any] = {"gpus": two, "nodes": [full], "pods": [make_pod(tenant)]}
+    found = claim_of(large, tenant, requests=asked, **snapshot)
+    assert found is not None
+    assert 50 < found.start_seconds < 200
+    assert found.gpus == on_n0("GPU-0", "GPU-1"), "another tenant would take the CPU"
+    at_once = claim_of(make_job(), tenant, gpus=two)
+    assert at_once is not None
+    assert at_once.start_seconds == 0
 
 
 def test_a_claim_is_where_jobs_end_first() -> None:

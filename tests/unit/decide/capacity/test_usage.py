@@ -46,6 +46,7 @@ def contents(holdings: ClusterUsage) -> tuple[Any, ...]:
         holdings.owners,
         holdings.gpus_of_stale_pods,
         holdings.not_yet_bound,
+        holdings.bound,
         ended,
     )
 

@@ -117,7 +117,9 @@ x.py FAILED
 ------------------------------------------------------------
   exitcode  : 2 (pid: 33)
 ============================================================""",
-    "deepspeed": "[2026-11-28 10:00:00] [ERROR] [launch.py:325:sigkill_handler] ['python', 'x.py']",
+    "deepspeed": "[2026-11-28 10:00:00] [INFO] [launch.py:319:sigkill_handler] Killing 7\n" * 8
+    + "[2026-11-28 10:00:00] [ERROR] [launch.py:325:sigkill_handler] ['python', 'x.py']",
+    "lightning": "[rank: 1] Child process with PID 77 terminated with code 1. Terminating all",
 }
 
 

@@ -257,6 +257,21 @@ def test_host_room_counts() -> None:
     ).could_ever_fit
 
 
+def test_a_node_takes_no_more_pods_than_it_may_have() -> None:
+    """Each worker takes one, those of a gang on one node together."""
+    two = gpus(2)
+    full = make_snapshot(gpus=two, nodes=[make_node(pods_allocatable=29, pods_free=0)])
+    refusal = why(make_job(), full)
+    assert "2 on nodes that take no more pods" in refusal.message
+    assert refusal.could_ever_fit
+    one_left = make_snapshot(gpus=two, nodes=[make_node(pods_allocatable=29, pods_free=1)])
+    assert gpus_of(make_job(), one_left) == ["GPU-0"]
+    gang = why(make_job(workers=2), one_left)
+    assert "(capacity for 1 of 2 workers); of 2 GPUs: 2 on nodes that take no more" in gang.message
+    tiny = make_snapshot(gpus=two, nodes=[make_node(pods_allocatable=1, pods_free=1)])
+    assert why(make_job(workers=2), tiny).could_ever_fit is False
+
+
 def test_a_job_that_fits_only_without_its_margin_gets_the_whole_gpu() -> None:
     """I4: measured at nearly a whole GPU, it can still run again after an interruption."""
     found = result(sized(CARD_BYTES - GIB), make_snapshot())

@@ -54,6 +54,14 @@ class CandidateGpus(NamedTuple):
     uuids: tuple[str, ...]
     gpus: tuple[GPUCapacity, ...]
     tenants: tuple[Tenant, ...]
+    # The other GPUs of a node whose CPU, memory or pods do not suffice before its tenants have
+    # left. A new tenant there would take what they free.
+    beside: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> list[Place]:
+        """The GPUs on which no other job may start before."""
+        return [(self.node, uuid) for uuid in (*self.uuids, *self.beside)]
 
     @property
     def places(self) -> list[Place]:
@@ -79,6 +87,8 @@ class Candidates:
     _at: Floats
     _count: Integers
     _order: Integers
+    # By node: whether it lacks CPU, memory or pods for one worker now.
+    _short: Booleans
     _seen: list[CandidateGpus] = field(default_factory=list[CandidateGpus])
 
     def __iter__(self) -> Iterator[CandidateGpus]:
@@ -95,8 +105,11 @@ class Candidates:
             tenants += [self._tenants[row][column] for column in first]
         last, gpu = rows[-1], gpus[-1]
         soon = ReadyTime(float(self._at[last]), int(self._count[last]), -gpu.free_bytes, gpu.uuid)
-        node = self._nodes[self._node_of[last]].node.name
-        return CandidateGpus(soon, node, tuple(gpu.uuid for gpu in gpus), gpus, tuple(tenants))
+        number = self._node_of[last]
+        node, uuids = self._nodes[number], tuple(gpu.uuid for gpu in gpus)
+        others = node.gpus if self._short[number] else ()
+        beside = tuple(gpu.uuid for gpu in others if gpu.uuid not in uuids)
+        return CandidateGpus(soon, node.node.name, uuids, gpus, tuple(tenants), beside)
 
 
 def candidates(
@@ -115,7 +128,7 @@ def candidates(
         request = resolve(requirements, model, capacity, configuration)
         fits = _ever_fits(request, tenancy, memo)
         count, can = _departures_needed(request, tenancy, capacity.law(model))
-        found.append(_in_order(requirements.job.spec.gpus_per_worker, count, fits & can, tenancy))
+        found.append(_in_order(requirements, count, fits & can, tenancy))
     return tuple(found)
 
 
@@ -124,12 +137,33 @@ def _ever_fits(request: WorkerRequest, tenancy: Tenancy, memo: Memo) -> Booleans
     fits = tenancy.usable & (tenancy.models == request.model)
     fits &= tenancy.usable_after_release_bytes >= request.least_bytes
     if tenancy.nodes:
-        fits &= (tenancy.open_nodes & _allowed_nodes(request.requirements, tenancy, memo))[
-            tenancy.node_of
-        ]
+        nodes = tenancy.open_nodes & _allowed_nodes(request.requirements, tenancy, memo)
+        nodes &= _workers_by_host(request.requirements, tenancy.host_without_jobs) > 0
+        fits &= nodes[tenancy.node_of]
     if request.exclusive:
         fits &= ~tenancy.has_external_use
     return fits
+
+
+def _workers_by_host(requirements: JobRequirements, there: Integers) -> Integers:
+    """Returns for how many workers each node has CPU, memory and pods. `there` is as in
+    `Tenancy`.
+    """
+    cpu_milli, memory_bytes, pods = there.T
+    workers = pods
+    if requirements.cpu_milli:
+        workers = np.minimum(workers, cpu_milli // requirements.cpu_milli)
+    if requirements.memory_bytes:
+        workers = np.minimum(workers, memory_bytes // requirements.memory_bytes)
+    return workers
+
+
+def _all_left(tenancy: Tenancy) -> Floats:
+    """Returns when all tenants of each node have left, by row."""
+    left = np.take_along_axis(tenancy.stay.since, tenancy.count[:, None], 1)[:, 0]
+    latest = np.zeros(len(tenancy.nodes))
+    np.maximum.at(latest, tenancy.node_of, left)
+    return latest[tenancy.node_of]
 
 
 def _departures_needed(
@@ -166,10 +200,21 @@ def _allowed_nodes(requirements: JobRequirements, tenancy: Tenancy, memo: Memo) 
     return memo.once(("tenancy", tenancy.order_version, requirements.node_constraints), find)
 
 
-def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> Candidates:
+def _in_order(
+    requirements: JobRequirements, count: Integers, fits: Booleans, tenancy: Tenancy
+) -> Candidates:
+    """Returns the candidates on GPUs that fit once `count` tenants have left.
+
+    Nodes without enough CPU, memory or pods for one worker have them at the latest when all of
+    their tenants have left. A node has no more candidates than workers that its host can take.
+    """
+    size = requirements.job.spec.gpus_per_worker
     ready = np.where(tenancy.awaiting_reading, _UNREAD, _READY)
     since = np.take_along_axis(tenancy.stay.since, count[:, None], 1)[:, 0]
     at = np.maximum(ready, since)
+    short = _workers_by_host(requirements, tenancy.host_free) < 1
+    if short.any():
+        at = np.where(short[tenancy.node_of], np.maximum(at, _all_left(tenancy)), at)
     found = np.flatnonzero(fits)
     keys = tenancy.rank, -tenancy.free_bytes, count, at
     if size > 1:
@@ -179,6 +224,9 @@ def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> C
         found = found[:, None]
     last = found[:, -1]
     found = found[np.lexsort([key[last] for key in keys])]
+    if requirements.job.spec.workers > 1:
+        most = _workers_by_host(requirements, tenancy.host_without_jobs)
+        found = found[_among_first(tenancy.node_of[found[:, -1]], most)]
     # A copy of the order, because it is updated while candidates are still being read.
     return Candidates(
         found,
@@ -189,7 +237,18 @@ def _in_order(size: int, count: Integers, fits: Booleans, tenancy: Tenancy) -> C
         at,
         count,
         tenancy.stay.order.copy(),
+        short,
     )
+
+
+def _among_first(nodes: Integers, most: Integers) -> Booleans:
+    """Returns which candidates, on these nodes, are among the first `most` of their node."""
+    order = np.argsort(nodes, kind="stable")
+    ordered = nodes[order]
+    position = np.arange(len(nodes)) - np.searchsorted(ordered, ordered)
+    found = np.zeros(len(nodes), dtype=np.bool_)
+    found[order] = position < most[ordered]
+    return found
 
 
 def _groups(size: int, rows: Integers, node_of: Integers) -> Integers:

@@ -33,7 +33,7 @@ CANDIDATE_GPUS_MAX, CANDIDATES_MIN = 64_000, 2
 
 @dataclass(frozen=True, slots=True)
 class Nomination:
-    """The GPUs, and the seconds until the job could start on them. Infinity: unknown.
+    """The GPUs to keep, and the seconds until the job could start on them. Infinity: unknown.
 
     `being_preempted` has the jobs on them that are being stopped. The job certainly cannot start
     there for `closed_seconds`, even if its start is unknown. `is_estimated` means that the start
@@ -81,7 +81,7 @@ def earliest_start(
     being_preempted = tuple(sorted(uid for uid in tenants if releases.stopping(uid)))
     known = max([one for one in starts if one < inf], default=0.0)
     return Nomination(
-        gpus=frozenset(place for candidate in best for place in candidate.places),
+        gpus=frozenset(place for candidate in best for place in candidate.held),
         start_seconds=start_seconds,
         being_preempted=being_preempted,
         closed_seconds=max(known, 0.0) if start_seconds == inf else 0.0,

@@ -45,6 +45,9 @@ class Tenancy:
     # Changes if a row may stand for another GPU.
     order_version: int
     open_nodes: Booleans
+    # CPU, host memory and pods by node: what is free, and what would be without the jobs' pods.
+    host_free: Integers
+    host_without_jobs: Integers
     # By row, like all fields below.
     gpus: list[GPUCapacity]
     # Sorted by job UID.

@@ -209,5 +209,5 @@ def _lasting(node: NodeCapacity) -> tuple[object, ...]:
     sizes.
     """
     view = node.node
-    allocatable = view.cpu_milli_allocatable, view.memory_bytes_allocatable
+    allocatable = view.cpu_milli_allocatable, view.memory_bytes_allocatable, view.pods_allocatable
     return constraint_fields(view), allocatable, sizes(node)

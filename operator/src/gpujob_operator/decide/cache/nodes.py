@@ -138,7 +138,7 @@ class Nodes:
             self._touch(holding.gpus_of_stale_pods)
             for pod in holding.ended:
                 self._touch(("", uuid) for uuid in self._gpus_with(pod))
-            for node, _, _ in holding.not_yet_bound:
+            for node, _, _ in (*holding.not_yet_bound, *holding.bound):
                 self._touched.setdefault(node, set())
 
     def _touch(self, places: Iterable[Place]) -> None:

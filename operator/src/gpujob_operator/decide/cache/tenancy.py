@@ -21,7 +21,12 @@ from gpujob_operator.decide.backfill.tenancy import (
     sums_left,
 )
 from gpujob_operator.decide.cache.release_arrays import ReleaseArrays
-from gpujob_operator.decide.capacity.cluster import Capacity, NodeCapacity, has_external_use
+from gpujob_operator.decide.capacity.cluster import (
+    Capacity,
+    HostUse,
+    NodeCapacity,
+    has_external_use,
+)
 from gpujob_operator.decide.packing.arrays import Booleans, Floats, Integers
 
 
@@ -73,7 +78,9 @@ class TenancyArrays:
         rows = self._tenancy
         rows.gpus, rows.tenants, rows.nodes = list(rows.gpus), list(rows.tenants), nodes
         for number in changed:
-            rows.open_nodes[number] = not nodes[number].closed
+            node = nodes[number]
+            rows.open_nodes[number] = not node.closed
+            rows.host_free[number], rows.host_without_jobs[number] = _host(node)
         self._fill(changed, nodes, ends)
 
     def _changed(self, nodes: list[NodeCapacity]) -> list[int] | None:
@@ -106,11 +113,14 @@ class TenancyArrays:
         ranks = {uuid: rank for rank, uuid in enumerate(sorted(gpu.uuid for gpu in gpus))}
         free_bytes, usable_after_release_bytes = np.zeros((2, size), np.int64)
         usable, external_use, awaiting_reading = np.zeros((3, size), np.bool_)
+        host = np.array([_host(node) for node in nodes], dtype=np.int64).reshape(-1, 2, 3)
         self._builds += 1
         self._tenancy = Tenancy(
             nodes=nodes,
             order_version=self._builds,
             open_nodes=np.array([not node.closed for node in nodes], dtype=np.bool_),
+            host_free=host[:, 0],
+            host_without_jobs=host[:, 1],
             gpus=gpus,
             tenants=[[]] * size,
             node_of=np.repeat(np.arange(len(nodes)), counts),
@@ -197,6 +207,12 @@ class TenancyArrays:
             since=np.pad(np.take_along_axis(moments, order, 1), ((0, 0), (1, 0))),
             order=order,
         )
+
+
+def _host(node: NodeCapacity) -> tuple[HostUse, HostUse]:
+    """Returns what is free of the host, and what would be without the jobs' pods."""
+    free = HostUse(node.cpu_milli_free, node.memory_bytes_free, node.pods_free)
+    return free, node.without_jobs or free
 
 
 def _columns(counts: Sequence[int]) -> list[int]:

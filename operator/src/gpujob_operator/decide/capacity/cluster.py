@@ -6,6 +6,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation
 from gpujob_api.quantities import MIB
@@ -14,7 +15,7 @@ from gpujob_operator.decide.capacity.model_names import accepted_models
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
 from gpujob_operator.decide.model.held_gpus import is_whole_gpu
 from gpujob_operator.decide.model.notices import NodeNotice
-from gpujob_operator.decide.model.snapshot import NodeView
+from gpujob_operator.decide.model.snapshot import PODS_UNLIMITED, NodeView
 from gpujob_operator.decide.packing.party import ANYBODY, Party, common_party
 
 # An unmanaged process below this size is the desktop or a monitoring tool and does not count.
@@ -106,6 +107,14 @@ class GPUCapacity:
         return False
 
 
+class HostUse(NamedTuple):
+    """A number of pods, and CPU and memory of the host."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    pods: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
     """One managed node: its GPUs, and the CPU and memory that are free after assumed pods."""
@@ -115,6 +124,10 @@ class NodeCapacity:
     gpus: tuple[GPUCapacity, ...]
     cpu_milli_free: int
     memory_bytes_free: int
+    # How many more pods the node takes.
+    pods_free: int = PODS_UNLIMITED
+    # What would be free without the jobs' pods. None: nothing is known of other pods.
+    without_jobs: HostUse | None = None
     # Why nothing new may be placed here, or None.
     closed: NodeClosed | None = None
     # The sign that the node is about to go, or None.

@@ -30,6 +30,8 @@ class JobUsage:
     gpus_of_stale_pods: tuple[Place, ...] = ()
     # Requests of workers that are not on their node yet.
     not_yet_bound: tuple[tuple[str, int, int], ...] = ()
+    # Requests of live workers that are on their node, of any attempt.
+    bound: tuple[tuple[str, int, int], ...] = ()
     job_uid: str = ""
     # Pods that are proven finished, with the time of their end and their GPUs.
     ended: tuple["TerminatedPod", ...] = ()
@@ -60,8 +62,10 @@ def usage_of(
     placement = job.status.placement if not (job.finished or has_left) else None
     rest = live if placement is None else [pod for pod in live if pod.uid not in uids]
     strays = tuple([stray for pod in rest for stray in _gpus_of_stale_pod(pod, job)])
+    cpu, memory = requests
+    on_nodes = tuple([(pod.node, cpu, memory) for pod in live if pod.node is not None])
     if placement is None:
-        return JobUsage(gpus_of_stale_pods=strays, ended=_ended(job_pods.pods))
+        return JobUsage(gpus_of_stale_pods=strays, bound=on_nodes, ended=_ended(job_pods.pods))
     bound = {pod.rank for pod in job_pods.current if _is_bound(pod)}
     tenant = as_tenant(job, party)
     workers = placement.workers
@@ -71,9 +75,8 @@ def usage_of(
         gpus=() if tenant is None else tuple([(w.node, uuid) for w in workers for uuid in w.gpus]),
         pods=tuple([pod.uid for pod in live if pod.uid in uids]),
         gpus_of_stale_pods=strays,
-        not_yet_bound=tuple(
-            [(worker.node, requests.cpu_milli, requests.memory_bytes) for worker in unbound]
-        ),
+        not_yet_bound=tuple([(worker.node, cpu, memory) for worker in unbound]),
+        bound=on_nodes,
         job_uid=job.metadata.uid,
         ended=_ended(job_pods.pods),
     )

@@ -15,6 +15,7 @@ from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
 from gpujob_operator.decide.capacity.availability import why_blocked, why_closed
 from gpujob_operator.decide.capacity.cluster import (
     GPUCapacity,
+    HostUse,
     NodeCapacity,
     Tenant,
 )
@@ -28,7 +29,6 @@ from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, La
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import Place, context_bytes
 from gpujob_operator.decide.model.notices import notice_of
-from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import NodeView
 
 T = TypeVar("T")
@@ -68,7 +68,9 @@ class ClusterUsage:
     owners: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     # By node and GPU.
     gpus_of_stale_pods: dict[Place, int] = field(default_factory=dict[Place, int])
-    not_yet_bound: dict[str, PodRequests] = field(default_factory=dict[str, PodRequests])
+    # By node: workers that are not there yet, and workers that are.
+    not_yet_bound: dict[str, HostUse] = field(default_factory=dict[str, HostUse])
+    bound: dict[str, HostUse] = field(default_factory=dict[str, HostUse])
     # Pods whose processes are gone, by UID. A pod that finished and was deleted is listed twice.
     ended: dict[str, tuple[TerminatedPod, ...]] = field(
         default_factory=dict[str, tuple[TerminatedPod, ...]]
@@ -100,13 +102,8 @@ class ClusterUsage:
             self.gpus_of_stale_pods[stray] = self.gpus_of_stale_pods.get(stray, 0) + sign
             if not self.gpus_of_stale_pods[stray]:
                 del self.gpus_of_stale_pods[stray]
-        for node, cpu, memory in holding.not_yet_bound:
-            had_cpu, had_memory = self.not_yet_bound.get(node, PodRequests())
-            left = PodRequests(had_cpu + sign * cpu, had_memory + sign * memory)
-            self.not_yet_bound[node] = left
-            if left == PodRequests():
-                # Names of nodes change over time.
-                del self.not_yet_bound[node]
+        _count_pods(self.not_yet_bound, holding.not_yet_bound, sign)
+        _count_pods(self.bound, holding.bound, sign)
 
     def node(
         self,
@@ -121,13 +118,15 @@ class ClusterUsage:
         rate = interruptions_per_hour(view, learned.spot_rates)
         notice = notice_of(view)
         gpus = sorted(gpu_node.status.gpus, key=lambda gpu: (gpu.index, gpu.uuid))
-        cpu, memory = self.not_yet_bound.get(view.name, PodRequests())
+        unbound = self.not_yet_bound.get(view.name, HostUse())
         return NodeCapacity(
             node=view,
             price_per_gpu_hour=price,
             gpus=tuple([self._gpu(gpu, view.name, learned, gpu_node) for gpu in gpus]),
-            cpu_milli_free=view.cpu_milli_free - cpu,
-            memory_bytes_free=view.memory_bytes_free - memory,
+            cpu_milli_free=view.cpu_milli_free - unbound.cpu_milli,
+            memory_bytes_free=view.memory_bytes_free - unbound.memory_bytes,
+            pods_free=view.pods_free - unbound.pods,
+            without_jobs=self._without_jobs(view),
             closed=why_closed(view, gpu_node, notice, configuration, now),
             notice=notice,
             interruptions_per_hour=rate,
@@ -148,7 +147,7 @@ class ClusterUsage:
         """
         view = before.node
         observed = {gpu.uuid: gpu for gpu in gpu_node.status.gpus if gpu.uuid in touched}
-        cpu, memory = self.not_yet_bound.get(view.name, PodRequests())
+        unbound = self.not_yet_bound.get(view.name, HostUse())
         gpus = [
             self._gpu(observed[gpu.uuid], view.name, learned, gpu_node)
             if gpu.uuid in observed
@@ -158,8 +157,19 @@ class ClusterUsage:
         return changed(
             before,
             gpus=tuple(gpus),
-            cpu_milli_free=view.cpu_milli_free - cpu,
-            memory_bytes_free=view.memory_bytes_free - memory,
+            cpu_milli_free=view.cpu_milli_free - unbound.cpu_milli,
+            memory_bytes_free=view.memory_bytes_free - unbound.memory_bytes,
+            pods_free=view.pods_free - unbound.pods,
+            without_jobs=self._without_jobs(view),
+        )
+
+    def _without_jobs(self, view: NodeView) -> HostUse:
+        """Returns what other pods leave of the node."""
+        jobs = self.bound.get(view.name, HostUse())
+        return HostUse(
+            min(view.cpu_milli_free + jobs.cpu_milli, view.cpu_milli_allocatable),
+            min(view.memory_bytes_free + jobs.memory_bytes, view.memory_bytes_allocatable),
+            min(view.pods_free + jobs.pods, view.pods_allocatable),
         )
 
     def _gpu(self, gpu: GPU, node: str, learned: "Learned", gpu_node: GPUNode) -> GPUCapacity:
@@ -205,6 +215,21 @@ class ClusterUsage:
                 _is_before(observed_at, pod.at) for pod in self.ended.get(process.pod_uid or "", ())
             )
         )
+
+
+def _count_pods(
+    by_node: dict[str, HostUse], workers: Sequence[tuple[str, int, int]], sign: int
+) -> None:
+    """Adds these workers to what is used of their nodes, or subtracts them."""
+    for node, cpu, memory in workers:
+        had = by_node.get(node, HostUse())
+        left = HostUse(
+            had.cpu_milli + sign * cpu, had.memory_bytes + sign * memory, had.pods + sign
+        )
+        by_node[node] = left
+        if not left.pods:
+            # Names of nodes change over time.
+            del by_node[node]
 
 
 def _is_before(observed_at: datetime | None, ended_at: datetime | None) -> bool:

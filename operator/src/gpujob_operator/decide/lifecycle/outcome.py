@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
@@ -115,11 +115,11 @@ def judge(
     real = [failure for failure in failures if failure is not None]
     if stop is not None and rule.failure is not None:
         return Outcome(AttemptEnd.FAILED, JobFailure(rule.failure, stop.message))
-    lost_peer = _lost_peer(job, pods, lost_nodes, around) if job.spec.workers > 1 else ""
-    if not real and rule.worker_ended_first and len(present) < job.spec.workers:
-        known = job.status.failure
-        if known is not None and not (lost_peer and comes_from_outside(known.message)):
-            return Outcome(AttemptEnd.FAILED, known)
+    lost_peer = _lost_peer(job, pods, done, lost_nodes, around) if job.spec.workers > 1 else ""
+    known = job.status.failure
+    if known is not None and rule.worker_ended_first and len(present) < job.spec.workers:
+        # The pod of the worker that ended first is gone.
+        real.insert(0, _Cause(known, known.message))
     stopped = lost_peer or (ours and job.spec.workers > 1)
     if real and stopped and all(_follows_from_lost_peer(cause) for cause in real):
         lost = _lost_node(job, pods, lost_nodes)
@@ -139,7 +139,8 @@ def judge(
             ended_by=by or error,
         )
     steps = [pod.termination.step for pod in pods if pod.termination is not None]
-    return Outcome(AttemptEnd.FAILED, real[0].failure, max(steps, default=0), real[0].error)
+    cause = _first_cause(real)
+    return Outcome(AttemptEnd.FAILED, cause.failure, max(steps, default=0), cause.error)
 
 
 def failure_so_far(job: GPUJob, pods: tuple[PodView, ...]) -> JobFailure | None:
@@ -147,8 +148,9 @@ def failure_so_far(job: GPUJob, pods: tuple[PodView, ...]) -> JobFailure | None:
     have ended.
     """
     ended = sorted((pod for pod in pods if pod.ended), key=_cause_first)
-    causes = (_pod_failure(job, pod, ours=False) for pod in ended)
-    return next((cause.failure for cause in causes if cause is not None), None)
+    causes = [_pod_failure(job, pod, ours=False) for pod in ended]
+    real = [cause for cause in causes if cause is not None]
+    return _first_cause(real).failure if real else None
 
 
 def _ended_by(pods: tuple[PodView, ...]) -> str:
@@ -177,9 +179,15 @@ def _broken_off(pods: tuple[PodView, ...], around: Circumstances) -> str:
 
 
 def _lost_peer(
-    job: GPUJob, pods: tuple[PodView, ...], lost_nodes: frozenset[str], around: Circumstances
+    job: GPUJob,
+    pods: tuple[PodView, ...],
+    done: Set[int],
+    lost_nodes: frozenset[str],
+    around: Circumstances,
 ) -> str:
     """Returns what ended one worker of a gang from outside, in words, or "".
+
+    It may have ended with 0, unless it was done.
 
     A deletion after a worker ended is the operator's own and explains nothing.
     """
@@ -188,7 +196,7 @@ def _lost_peer(
     own_deletions = around.stop is not None
     for worker in placement.workers if placement is not None else ():
         pod = by_rank.get(worker.rank)
-        if worker.done or (pod is not None and pod.exit_code == EXIT_DONE):
+        if worker.rank in done:
             continue
         if worker.node in lost_nodes and (pod is None or pod.exit_code is None):
             return f"node {worker.node} was lost"
@@ -197,7 +205,11 @@ def _lost_peer(
         reason = outside_reason(pod)
         if reason and not (own_deletions and reason == DELETED):
             return f"pod {pod.name} was ended from outside ({reason})"
-        if worker.node in around.leaving_nodes and pod.exit_code in (*_INTERRUPTED, EXIT_KILLED):
+        if worker.node in around.leaving_nodes and pod.exit_code in (
+            EXIT_DONE,
+            *_INTERRUPTED,
+            EXIT_KILLED,
+        ):
             return f"node {worker.node} is about to go"
     return ""
 
@@ -210,6 +222,16 @@ def _follows_from_lost_peer(cause: "_Cause") -> bool:
     if cause.failure.failure_class is not FailureClass.UNKNOWN:
         return False
     return not cause.error or comes_from_outside(cause.error) or cause.is_abort
+
+
+def _first_cause(causes: "Sequence[_Cause]") -> "_Cause":
+    """Returns the first cause, in order of time, that does not follow from another worker's end.
+
+    Times alone mislead: they come from several clocks, and the worker that failed first may take
+    longer to exit than those that lost their connection to it.
+    """
+    own = (cause for cause in causes if not _follows_from_lost_peer(cause))
+    return next(own, causes[0])
 
 
 def _cause_first(pod: PodView) -> tuple[object, ...]:

@@ -50,7 +50,7 @@ USED_SECONDS = 60.0
 NODE_AVOIDED_SECONDS_MAX = 3600.0
 # Messages of kube-scheduler and of kubelets about a node that is full. The next pod that ends there
 # makes room, so the node is never avoided for long. The operator places no pods beyond what it
-# knows of, but a LimitRange or a webhook may add requests, and nodes take a limited number of pods.
+# knows of, but a LimitRange or a webhook may add requests, and other pods may come first.
 _FULL = re.compile(
     r"Too many pods|Insufficient (cpu|memory)(?![\w/-]|\.\w)|OutOf(cpu|memory|pods)\b"
 )

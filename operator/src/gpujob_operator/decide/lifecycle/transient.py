@@ -11,7 +11,10 @@ _OUTSIDE = re.compile(
     r"connection|connect\b|timed? ?out|timeout|unreachable|name resolution|socket|NCCL|network"
     r"|temporar|try again|unavailable|stale file|input/output|too many requests"
     r"|\b(?:408|425|429|50[0234])\b|HTTPError|SSLError|broken pipe"
-    r"|ECC error|devices are busy|system not yet initialized|hardware error",
+    r"|ECC error|devices are busy|system not yet initialized|hardware error"
+    # Other processes of the run, in the words of torch, Horovod and Ray.
+    r"|Rendezvous\w*Error|\bDist(?:Backend|Network|Store)Error|Stop_waiting|monitoredBarrier"
+    r"|HorovodInternalError|\b(?:actor|worker|node) (?:has |is )?(?:died|dead)\b",
     re.IGNORECASE,
 )
 # A GPU that breaks, or a kernel that goes wrong on any.

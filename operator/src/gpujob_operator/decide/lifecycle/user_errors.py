@@ -52,6 +52,11 @@ _NO_CUDA = re.compile(
 _GPU_MEMORY = re.compile(r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
 # A launcher's own traceback after that of the process that it started.
 _LAUNCHERS_ERROR = re.compile(r"^[\w.]*(?:CalledProcessError|ChildFailedError):", re.MULTILINE)
+# Lines of launchers (torchrun, DeepSpeed, Lightning) about a process that they started.
+_LAUNCHERS_LINE = re.compile(
+    r"torch/distributed/elastic/|SignalException: Process \d+ got signal|\[launch\.py:\d+"
+    r"|^\[rank: \d+\] Child process with PID"
+)
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -83,7 +88,9 @@ def lacks_relative_file(message: str) -> bool:
 
 
 def last_line(text: str) -> str:
-    """Returns the last line that has text, before what a launcher adds."""
+    """Returns the last line that has text, before what a launcher adds, or "" if it is all of a
+    launcher.
+    """
     return next(_lines_from_the_end(text), "")
 
 
@@ -95,15 +102,17 @@ def last_exception(text: str) -> str:
 
 def _lines_from_the_end(text: str) -> Iterator[str]:
     lines = (line.strip() for line in reversed(_without_launchers(text).splitlines()))
-    return (line[:LINE_CHARACTERS_MAX] for line in lines if any(map(str.isalnum, line)))
+    return (
+        line[:LINE_CHARACTERS_MAX]
+        for line in lines
+        if any(map(str.isalnum, line)) and _LAUNCHERS_LINE.search(line) is None
+    )
 
 
 def _without_launchers(text: str) -> str:
-    """Returns the text before a launcher's traceback, or the whole text if nothing precedes it."""
+    """Returns the text before a launcher's own traceback."""
     found = _LAUNCHERS_ERROR.search(text)
-    before = text[: found.start()].rpartition(_TRACEBACK)[0] if found is not None else ""
-    lines = (line for line in before.splitlines() if "torch/distributed/elastic/" not in line)
-    return "\n".join(lines).strip() or text
+    return text if found is None else text[: found.start()].rpartition(_TRACEBACK)[0]
 
 
 def _names_error(line: str) -> bool:

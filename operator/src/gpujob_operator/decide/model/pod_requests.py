@@ -3,11 +3,16 @@
 One rule covers templates and pods.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from operator import add
 from typing import Any, NamedTuple, cast
 
 from gpujob_api.quantities import AMOUNT_MAX, quantity
+
+# Amounts of resources other than CPU and memory, in order of their names. Storage is in bytes.
+OtherRequests = tuple[tuple[str, int], ...]
+_COUNTED = ("cpu", "memory")
 
 # Requested CPU in thousandths of a core and memory in bytes. None: not mentioned.
 _Amounts = tuple[int | None, int | None]
@@ -41,6 +46,45 @@ def pod_requests(spec: Mapping[str, Any]) -> PodRequests:
     except Unreadable:
         return WHOLE_NODE
     return PodRequests(min(cpu or 0, AMOUNT_MAX), min(memory or 0, AMOUNT_MAX))
+
+
+def other_requests(spec: Mapping[str, Any]) -> OtherRequests:
+    """Returns what a pod of this spec requests of resources other than CPU and memory.
+
+    Examples are `rdma/hca`, `hugepages-2Mi` and `ephemeral-storage`. Parts that cannot be read
+    request nothing. Never raises.
+    """
+    running, largest_step = Counter[str](), Counter[str]()
+    for name in ("containers", "initContainers"):
+        listed = spec.get(name)
+        for one in cast("list[object]", listed) if isinstance(listed, list) else ():
+            asked = _others(one)
+            starts_others = name == "initContainers" and not _is_sidecar(one)
+            running, largest_step = (
+                (running, largest_step | asked)
+                if starts_others
+                else (running + asked, largest_step)
+            )
+    return tuple(sorted((running | largest_step).items()))
+
+
+def _others(container: object) -> Counter[str]:
+    """Returns what a container requests. A limit without a request is a request."""
+    found = Counter[str]()
+    try:
+        resources = _object(_object(container).get("resources"))
+        amounts = {**_object(resources.get("limits")), **_object(resources.get("requests"))}
+    except Unreadable:
+        return found
+    for name, asked in amounts.items():
+        amount = quantity(asked) if name not in _COUNTED else None
+        if amount:
+            found[name] = amount
+    return found
+
+
+def _is_sidecar(container: object) -> bool:
+    return isinstance(container, Mapping) and container.get("restartPolicy") == "Always"
 
 
 def requests_while_resized(spec: Mapping[str, Any], status: Mapping[str, Any]) -> PodRequests:

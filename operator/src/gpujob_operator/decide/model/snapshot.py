@@ -10,6 +10,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from gpujob_api.bounds import INT32_MAX
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
@@ -119,10 +120,14 @@ class NodeCondition:
     message: str = ""
 
 
+# The pods of a node that reports no limit of them.
+PODS_UNLIMITED = INT32_MAX
+
+
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """A Kubernetes node. `*_free` is its allocatable amount minus the requests of every pod bound
-    to it.
+    to it. Each pod takes one of the pods that a node may have.
     """
 
     name: str
@@ -135,6 +140,10 @@ class NodeView:
     cpu_milli_free: int = 0
     memory_bytes_allocatable: int = 0
     memory_bytes_free: int = 0
+    pods_allocatable: int = PODS_UNLIMITED
+    pods_free: int = PODS_UNLIMITED
+    # Of resources other than CPU, memory and pods, in all, by name.
+    others_allocatable: Mapping[str, int] = field(default_factory=dict[str, int])
     # Since when the node is not ready; None if it is ready.
     not_ready_since: datetime | None = None
     # Conditions of `notices` that are True, and `Ready` if it is False.

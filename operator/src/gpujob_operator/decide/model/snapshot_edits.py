@@ -66,4 +66,5 @@ def _without_requests(node: NodeView, job: GPUJob, pods: list[PodView]) -> NodeV
         node,
         cpu_milli_free=node.cpu_milli_free + count * cpu_milli,
         memory_bytes_free=node.memory_bytes_free + count * memory_bytes,
+        pods_free=node.pods_free + count,
     )

@@ -33,6 +33,7 @@ class NodeArrays:
     kinds: list[tuple[str, int]]
     cpu_milli_free: Integers
     memory_bytes_free: Integers
+    pods_free: Integers
     eligible: Booleans
     spot: Booleans
     price: Floats
@@ -91,6 +92,7 @@ class NodeArrays:
             kinds=list(self.kinds),
             cpu_milli_free=self.cpu_milli_free.copy(),
             memory_bytes_free=self.memory_bytes_free.copy(),
+            pods_free=self.pods_free.copy(),
             eligible=self.eligible.copy(),
             spot=self.spot.copy(),
             price=self.price.copy(),
@@ -139,6 +141,7 @@ class NodeArrays:
         """Subtracts a worker's resources. The caller has checked that they are free."""
         self.cpu_milli_free[row] -= allocation.cpu_milli
         self.memory_bytes_free[row] -= allocation.memory_bytes
+        self.pods_free[row] -= 1
         for gpu in gpus:
             self.memory_free[row, gpu] -= allocation.gpu_memory_bytes
             self.utilization_used[row, gpu] += allocation.utilization_percent
@@ -200,6 +203,7 @@ class NodeArrays:
             self.uuids[row] = tuple([gpu.uuid for gpu in node.gpus])
         self.cpu_milli_free[at] = [node.cpu_milli_free for node in nodes]
         self.memory_bytes_free[at] = [node.memory_bytes_free for node in nodes]
+        self.pods_free[at] = [node.pods_free for node in nodes]
         self.eligible[at] = [node.eligible for node in nodes]
         self.spot[at] = [node.spot for node in nodes]
         prices = (node.price_per_gpu_hour for node in nodes)
@@ -244,6 +248,7 @@ def _empty(names: tuple[str, ...], columns: int) -> NodeArrays:
         kinds=[],
         cpu_milli_free=np.zeros(rows, dtype=np.int64),
         memory_bytes_free=np.zeros(rows, dtype=np.int64),
+        pods_free=np.zeros(rows, dtype=np.int64),
         eligible=np.zeros(rows, dtype=np.bool_),
         spot=np.zeros(rows, dtype=np.bool_),
         price=np.full(rows, np.inf),

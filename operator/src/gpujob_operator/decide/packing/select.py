@@ -151,7 +151,7 @@ def _workers_by_row(arrays: NodeArrays, request: Request) -> Integers:
     rows = np.arange(len(arrays.names))
     fits = host_fits(arrays, rows, demand, _allowed(arrays, request))
     free = free_gpus(arrays, rows, request)
-    counts = free.sum(axis=1) // demand.gpus
+    counts = np.minimum(free.sum(axis=1) // demand.gpus, arrays.pods_free)
     if demand.cpu_milli:
         counts = np.minimum(counts, arrays.cpu_milli_free // demand.cpu_milli)
     if demand.memory_bytes:
@@ -295,11 +295,12 @@ def _allowed(arrays: NodeArrays, request: Request) -> Booleans:
 
 
 def host_fits(arrays: NodeArrays, rows: Integers, demand: Demand, allowed: Booleans) -> Booleans:
-    """Returns which rows may be used and have enough free CPU and host memory."""
+    """Returns which rows may be used and have enough free CPU and host memory for one more pod."""
     return (
         allowed[rows]
         & (arrays.cpu_milli_free[rows] >= demand.cpu_milli)
         & (arrays.memory_bytes_free[rows] >= demand.memory_bytes)
+        & (arrays.pods_free[rows] > 0)
     )
 
 

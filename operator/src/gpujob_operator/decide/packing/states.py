@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from gpujob_operator.decide.packing.party import ANYBODY, Party
 
 UTILIZATION_FULL_PERCENT = 100.0
+# More pods than any node takes.
+_MANY_PODS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class NodeState:
     price_per_gpu_hour: float | None = None
     eligible: bool = True
     interruptions_per_hour: float = 0.0
+    # How many more pods the node takes.
+    pods_free: int = _MANY_PODS
 
 
 @dataclass(frozen=True, slots=True)

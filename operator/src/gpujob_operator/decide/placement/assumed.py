@@ -259,7 +259,7 @@ class AssumedCapacity:
     def mask(self, key: Hashable, allows: Callable[[NodeView], bool]) -> NodeMask | None:
         """Returns the allowed nodes, or None if all are allowed.
 
-        `key` identifies `allows`, which may read only labels, taints and spot.
+        `key` identifies `allows`, which may read only `constraint_fields`.
         """
 
         left_out, nodes = self.left_out, self.capacity.nodes
@@ -337,4 +337,5 @@ def _with_tenant(
         gpus=gpus,
         cpu_milli_free=node.cpu_milli_free - request.demand.cpu_milli,
         memory_bytes_free=node.memory_bytes_free - request.demand.memory_bytes,
+        pods_free=node.pods_free - 1,
     )

@@ -39,6 +39,7 @@ _UNREADABLE_REQUESTS = UnfitReason(
 # The figure is in thousandths of a CPU core here, and in bytes below.
 _CPU_SHORT = "on nodes short of {} milli-CPU"
 _MEMORY_SHORT = "on nodes short of {} host memory"
+_PODS_SHORT = UnfitReason("on nodes that take no more pods")
 
 
 @dataclass(slots=True)
@@ -118,6 +119,7 @@ def _could_ever_fit(request: WorkerRequest, assumed: AssumedCapacity) -> bool:
                 if c.model == request.model
             )
             count = 0 if misfit else sum(large) // requirements.job.spec.gpus_per_worker
+            count = min(count, node.node.pods_allocatable)
             if limits:
                 count = sum(take_apart(name, limits) for _ in range(count))
             places += count
@@ -230,6 +232,8 @@ def _node_unfit_reason(requirements: JobRequirements, node: NodeCapacity) -> Unf
         return UnfitReason(_CPU_SHORT, requirements.cpu_milli - node.cpu_milli_free)
     if node.memory_bytes_free < requirements.memory_bytes:
         return UnfitReason(_MEMORY_SHORT, requirements.memory_bytes - node.memory_bytes_free)
+    if node.pods_free < 1:
+        return _PODS_SHORT
     return None
 
 

@@ -1,4 +1,4 @@
-"""Decides which nodes a job may use: labels, affinity, volumes, taints and spot."""
+"""Decides which nodes a job may use: labels, affinity, volumes, devices, taints and spot."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -53,11 +53,14 @@ def spread_limits(requirements: JobRequirements, capacity: Capacity) -> list[Dom
 
 def constraint_fields(node: NodeView) -> tuple[object, ...]:
     """Returns the node fields that `node_mismatch` reads, except the name, which never changes."""
-    return node.spot, node.taints, node.labels
+    return node.spot, node.taints, node.labels, node.others_allocatable
 
 
 def node_mismatch(requirements: JobRequirements, node: NodeView) -> str:
-    """Returns why the node's name, labels, taints or spot exclude the job, or ""."""
+    """Returns why the node's name, labels, taints, spot or devices exclude the job, or "".
+
+    Devices that other pods use are not subtracted.
+    """
     policy = requirements.spot
     if policy is SpotPolicy.REQUIRE and not node.spot:
         return "not a spot node"
@@ -74,6 +77,14 @@ def node_mismatch(requirements: JobRequirements, node: NodeView) -> str:
     for taint in node.taints:
         if not _tolerated(taint, requirements.tolerations):
             return f"taint {taint.key} is not tolerated"
+    return _lack_of_others(requirements, node)
+
+
+def _lack_of_others(requirements: JobRequirements, node: NodeView) -> str:
+    for name, asked in requirements.refused_others:
+        there = node.others_allocatable.get(name, 0)
+        if there < asked:
+            return f"insufficient {name} ({asked} requested, {there} allocatable)"
     return ""
 
 

@@ -97,6 +97,7 @@ def node_state(node: NodeCapacity, state_of: Callable[[GPUCapacity], GPUState]) 
         name=node.node.name,
         cpu_milli_free=node.cpu_milli_free,
         memory_bytes_free=node.memory_bytes_free,
+        pods_free=node.pods_free,
         gpus=tuple(state_of(gpu) for gpu in sorted(node.gpus, key=_gpu_order)),
         spot=node.node.spot,
         price_per_gpu_hour=node.price_with_losses,

@@ -1,5 +1,6 @@
 """What a pending job requires of nodes and GPUs, for placement and for explanations."""
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -29,7 +30,11 @@ from gpujob_operator.decide.model.node_affinity import (
     volume_affinity,
     with_preferences,
 )
-from gpujob_operator.decide.model.pod_requests import PodRequests
+from gpujob_operator.decide.model.pod_requests import (
+    OtherRequests,
+    PodRequests,
+    other_requests,
+)
 from gpujob_operator.decide.model.pod_template import (
     DEFAULT_AND_SPOT_TOLERATIONS,
     DEFAULT_TOLERATIONS,
@@ -65,6 +70,8 @@ class JobRequirements:
     selector: Mapping[str, str]
     tolerations: tuple[Mapping[str, Any], ...]
     affinity: NodeAffinity = ()
+    # Requests of other resources than CPU and memory that kube-scheduler refused for lack of them.
+    refused_others: OtherRequests = ()
     # Counts only if the job fits on such a node.
     preferred: NodeAffinity = ()
     # What the volumes of its claims require of nodes, with the claim's name.
@@ -178,7 +185,8 @@ class JobRequirements:
         if tolerated is None:
             tolerated = tuple(map(_toleration_key, self.tolerations))
         policy = self.kept_off_spot or self.job.spec.spot.policy
-        return selector, self.affinity, self.volumes, tolerated, policy.value, self.refused_by
+        places = selector, self.affinity, self.volumes, tolerated
+        return places, policy.value, self.refused_by, self.refused_others
 
     def reservation(
         self, gpu_model: str, largest_bytes: int, configuration: Configuration
@@ -331,12 +339,29 @@ def requirements_of(
         selector=template.get("nodeSelector") or {},
         tolerations=tolerations(job),
         affinity=required_affinity(template),
+        refused_others=_refused_others(job, template),
         preferred=preferred_affinity(template),
         volumes=tuple((one.claim, volume_affinity(one.node_selector)) for one in volumes),
         refused_by=tuple([one for one in current_refusals(job) if one.node is not None]),
         template_spread=spread_rules(job),
         party=party,
         kept_off_spot=kept_off_spot(job, configuration or Configuration()),
+    )
+
+
+def _refused_others(job: GPUJob, template: Mapping[str, Any]) -> OtherRequests:
+    """Returns the requests for lack of which kube-scheduler refused the job's pods.
+
+    Before a refusal, a node without the resource may still offer it, by a driver of dynamic
+    resource allocation or by an extender of kube-scheduler.
+    """
+    words = [one.message for one in current_refusals(job) if "Insufficient " in one.message]
+    if not words:
+        return ()
+    return tuple(
+        (name, amount)
+        for name, amount in other_requests(template)
+        if re.search(rf"Insufficient {re.escape(name)}(?![\w/-]|\.\w)", "\n".join(words))
     )
 
 

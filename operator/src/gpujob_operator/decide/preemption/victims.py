@@ -186,6 +186,7 @@ def _worker_places(
     """Returns groups of GPUs for the workers that fit into the node's free CPU and memory."""
     count = requirements.job.spec.gpus_per_worker
     cpu_milli, memory_bytes = node.cpu_milli_free, node.memory_bytes_free
+    pods = node.pods_free
     places: list[_FreedPlace] = []
     gone: set[str] = set()
     for first in range(0, len(gpus) - count + 1, count):
@@ -193,13 +194,14 @@ def _worker_places(
         who = frozenset(uid for _, _, uids in group for uid in uids)
         for uid in who - gone:
             cpu, memory = host_requests(victims[uid].job)
-            cpu_milli, memory_bytes = cpu_milli + cpu, memory_bytes + memory
+            cpu_milli, memory_bytes, pods = cpu_milli + cpu, memory_bytes + memory, pods + 1
         gone |= who
         cpu_milli, memory_bytes = (
             cpu_milli - requirements.cpu_milli,
             memory_bytes - requirements.memory_bytes,
         )
-        if cpu_milli < 0 or memory_bytes < 0:
+        pods -= 1
+        if cpu_milli < 0 or memory_bytes < 0 or pods < 0:
             break
         cost = sum(victims[uid].cost_gpu_seconds for uid in who)
         places.append(_FreedPlace(node.node.name, tuple(uuid for _, uuid, _ in group), who, cost))
@@ -284,14 +286,20 @@ def _without(part: Capacity, gone: Set[str], victims: Mapping[str, Victim]) -> C
     nodes: dict[str, NodeCapacity] = {}
     for name, node in part.nodes.items():
         cpu_milli, memory_bytes = node.cpu_milli_free, node.memory_bytes_free
+        pods = node.pods_free
         for uid in gone:
             placement = victims[uid].job.status.placement
             here = sum(worker.node == name for worker in placement.workers) if placement else 0
             cpu, memory = host_requests(victims[uid].job)
             cpu_milli, memory_bytes = cpu_milli + here * cpu, memory_bytes + here * memory
+            pods += here
         gpus = tuple(replace(gpu, tenants=_staying(gpu.tenants, gone)) for gpu in node.gpus)
         nodes[name] = replace(
-            node, gpus=gpus, cpu_milli_free=cpu_milli, memory_bytes_free=memory_bytes
+            node,
+            gpus=gpus,
+            cpu_milli_free=cpu_milli,
+            memory_bytes_free=memory_bytes,
+            pods_free=pods,
         )
     return replace(part, nodes=nodes)
 

@@ -163,6 +163,7 @@ def _idle_view(like: NodeView, name: str) -> NodeView:
         labels=labels,
         cpu_milli_free=like.cpu_milli_allocatable,
         memory_bytes_free=like.memory_bytes_allocatable,
+        pods_free=like.pods_allocatable,
         not_ready_since=None,
         conditions=(),
         deletion_at=None,

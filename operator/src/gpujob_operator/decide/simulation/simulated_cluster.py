@@ -298,6 +298,7 @@ class SimulatedCluster:
             view,
             cpu_milli_free=view.cpu_milli_free - sign * cpu_milli,
             memory_bytes_free=view.memory_bytes_free - sign * memory_bytes,
+            pods_free=view.pods_free - sign,
         )
 
     def _renew_reports(self) -> None:
