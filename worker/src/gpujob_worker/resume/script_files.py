@@ -230,6 +230,8 @@ class ScriptFiles:
                 self.journal.note(path, size, self._saves)
             if held is not None and size is None:
                 held.created(path)
+            if held is not None and kind != UPDATE:
+                held.made(path, kind, stateful, handle)
         self._written.note(path, kind, handle, stateful=stateful)
         return handle
 
