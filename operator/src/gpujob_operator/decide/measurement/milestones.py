@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.meta import LABEL_REVISION
-from gpujob_api.quantities import format_count, format_memory
+from gpujob_api.quantities import format_count, format_memory, format_seconds
 from gpujob_api.report import CheckpointReport, Report, WorkerPhase
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_api.summary import STANDS_STILL
@@ -173,5 +173,5 @@ def _is_first(before: GPUJobStatus, saved: CheckpointReport) -> bool:
 
 def _saved(status: GPUJobStatus, saved: CheckpointReport) -> str:
     size = f", {format_memory(saved.bytes)}" if saved.bytes else ""
-    took = f" in {saved.write_seconds:.1f} s" if saved.write_seconds else ""
+    took = f" in {format_seconds(saved.write_seconds)}" if saved.write_seconds else ""
     return f"attempt {status.attempt} saved its first checkpoint at step {saved.step}{size}{took}"
