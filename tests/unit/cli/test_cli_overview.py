@@ -220,6 +220,27 @@ def test_the_timeline_has_one_line_for_the_end(known: bool) -> None:
             },
             ["claim c", "every 5m", "step 400, 1 GiB", "20 steps, about 40 s", "resumes exactly"],
         ),
+        (
+            {"suspend": True, "checkpoint": {"volumeClaimName": "c"}},
+            {
+                "phase": "Pending",
+                "protection": "Exact",
+                "checkpoint": {"step": 406},
+                "measurement": {
+                    "memoryBytes": 1,
+                    "utilizationPercent": 1,
+                    "samples": 1,
+                    "step": 407,
+                    "countsCalls": True,
+                },
+            },
+            ["1 call: made again by the next attempt"],
+        ),
+        (
+            {"checkpoint": {"volumeClaimName": "c", "path": "own/last.pt"}},
+            {"phase": "Running"},
+            ["by the script: own/last.pt"],
+        ),
     ],
 )
 def test_checkpoints(spec: dict[str, Any], status: dict[str, Any], expected: list[str]) -> None:
