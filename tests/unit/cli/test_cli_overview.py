@@ -231,7 +231,7 @@ def test_the_timeline_has_one_line_for_the_end(known: bool) -> None:
                     "utilizationPercent": 1,
                     "samples": 1,
                     "step": 407,
-                    "countsCalls": True,
+                    "task": "Inference",
                 },
             },
             ["1 call: made again by the next attempt"],
