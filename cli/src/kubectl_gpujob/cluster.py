@@ -1,5 +1,6 @@
 """Reads and changes GPUJobs, and reads what belongs to them, in the cluster that kubectl uses."""
 
+import difflib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
@@ -23,6 +24,7 @@ from kubectl_gpujob.kubectl import (
 OURS = f"/apis/{GROUP}/{VERSION}"
 PAGE_OBJECTS = 500
 PAGES_MAX = 200
+NAMESPACES_MAX = 5
 Manifest = Mapping[str, Any]
 
 
@@ -103,7 +105,29 @@ class KubectlCluster:
 
     def manifest(self, name: str) -> Manifest:
         what = f"gpujob {name} in namespace {self.namespace}"
-        return self._kubectl.get(what, jobs_path(self.namespace, name))
+        try:
+            return self._kubectl.get(what, jobs_path(self.namespace, name))
+        except NotFoundError as error:
+            raise NotFoundError(f"{error}{self._near(name)}") from None
+
+    def _near(self, name: str) -> str:
+        """Returns where a job of this name is, or a name like it, as the end of an error, or ""."""
+        alike = {"fieldSelector": f"metadata.name={name}"}
+        try:
+            found = self.objects("gpujobs", f"{OURS}/{GPUJOB.plural}", **alike)
+        except UserError:
+            # The user may not read other namespaces.
+            found = []
+        if found:
+            elsewhere = sorted(one["metadata"]["namespace"] for one in found)[:NAMESPACES_MAX]
+            return f"; there is one in namespace {', '.join(elsewhere)}"
+        try:
+            names = [job.metadata.name for job in self.jobs()]
+        except UserError:
+            return ""
+        near = difflib.get_close_matches(name, names, 1)
+        near = near or [one for one in names if one.startswith(f"{name}-")][:1]
+        return f"; did you mean {near[0]}?" if near else ""
 
     def job(self, name: str) -> GPUJob:
         try:

@@ -209,10 +209,19 @@ def refusal_of(failure: KubectlError, namespace: str) -> str:
 
 
 def _one_line(message: str) -> str:
-    """Returns a list of several problems in one line, without the server's remark about others."""
+    """Returns a list of several problems in one line, without the server's remark about others.
+
+    A pattern is left out if another problem of the same field has words.
+    """
     lines = [line.strip().removeprefix("* ") for line in message.splitlines() if line.strip()]
     kept = [line for line in lines if not line.startswith("<nil>: ")]
+    fields = [line.partition(": ")[0] for line in kept if not _is_pattern(line)]
+    kept = [line for line in kept if not _is_pattern(line) or line.partition(": ")[0] not in fields]
     return "; ".join(kept or lines)
+
+
+def _is_pattern(line: str) -> bool:
+    return " in body should match '" in line
 
 
 def _explained(what: str, failure: KubectlError) -> UserError:

@@ -168,6 +168,31 @@ def test_refusals_say_what_to_do(server: Server, status: int, reason: str, expec
     assert isinstance(raised.value, NotFoundError) is (status == 404)
 
 
+@pytest.mark.parametrize(
+    ("asked", "held", "expected"),
+    [
+        ("resnet5", [("resnet50", "vision")], "; did you mean resnet50?"),
+        ("train", [("train-x7k2p", "vision")], "; did you mean train-x7k2p?"),
+        ("bert", [("bert", "text")], "; there is one in namespace text"),
+        ("bert", [("resnet50", "vision")], ""),
+    ],
+)
+def test_a_name_like_it_is_named(
+    server: Server, asked: str, held: list[tuple[str, str]], expected: str
+) -> None:
+    items = [manifest(name, namespace=namespace) for name, namespace in held]
+    here = [one for one in items if one["metadata"]["namespace"] == "vision"]
+    # An API server lists those of the name that was asked for.
+    alike = [one for one in items if one["metadata"]["name"] == asked]
+    answer = status_of(404, "NotFound", "the words")
+    server.answers.add(f"/namespaces/vision/gpujobs/{asked}", answer, status=404)
+    server.answers.add("/namespaces/vision/gpujobs", {"items": here, "metadata": {}})
+    server.answers.add("/gpujobs", {"items": alike, "metadata": {}})
+    with pytest.raises(NotFoundError) as raised:
+        connect(Target(server.kubeconfig)).job(asked)
+    assert str(raised.value) == f"not found: gpujob {asked} in namespace vision{expected}"
+
+
 def test_an_api_server_without_the_crds_is_told_from_a_job_that_is_missing(server: Server) -> None:
     words = "the server could not find the requested resource"
     answer = status_of(404, "NotFound", words)
@@ -197,6 +222,12 @@ def test_a_log_is_read_while_it_comes(server: Server) -> None:
     assert failure.message == "is waiting to start"
 
 
+INVALID_MEMORY = """\
+The GPUJob "bad" is invalid:
+* spec.gpu.memory: Invalid value: "5GB": spec.gpu.memory in body should match '^[0-9]+$'
+* spec.gpu.memory: Invalid value: "5GB": must be a quantity
+* spec.queue: Invalid value: "A": spec.queue in body should match '^[a-z]+$'
+"""
 INVALID = """\
 The GPUJob "a" is invalid:
 * spec.workers: Invalid value: 0: too small
@@ -217,6 +248,12 @@ The GPUJob "a" is invalid:
             INVALID,
             "Invalid",
             "spec.workers: Invalid value: 0: too small; spec.queue: Invalid value: 5: not text",
+        ),
+        (
+            INVALID_MEMORY,
+            "Invalid",
+            'spec.gpu.memory: Invalid value: "5GB": must be a quantity; '
+            """spec.queue: Invalid value: "A": spec.queue in body should match '^[a-z]+$'""",
         ),
         ("Warning: old\nerror: no such context\n", "", "no such context"),
         ("error: You must be logged in to the server (Unauthorized)", "Unauthorized", None),

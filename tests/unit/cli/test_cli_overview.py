@@ -182,6 +182,16 @@ def test_the_timeline_is_in_order_with_the_status_own_moments() -> None:
     assert "events are gone" in run_command(MemoryCluster([shown]), "timeline", "resnet50").stderr
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_the_timeline_has_one_line_for_the_end(known: bool) -> None:
+    shown = job(status={"phase": "Succeeded", "finishedAt": "2026-11-20T11:55:00Z"})
+    end = event("2026-11-20T11:55:01Z", "Succeeded", "finished after 4m 00s")
+    cluster = MemoryCluster([shown], event_list=[end] if known else [])
+    found = json.loads(run_command(cluster, "timeline", "resnet50", "-o", "json").stdout)["items"]
+    last = [one["message"] for one in found if one["what"] == "Succeeded"]
+    assert last == (["finished after 4m 00s"] if known else [""])
+
+
 @pytest.mark.parametrize(
     ("spec", "status", "expected"),
     [
@@ -209,6 +219,27 @@ def test_the_timeline_is_in_order_with_the_status_own_moments() -> None:
                 },
             },
             ["claim c", "every 5m", "step 400, 1 GiB", "20 steps, about 40 s", "resumes exactly"],
+        ),
+        (
+            {"suspend": True, "checkpoint": {"volumeClaimName": "c"}},
+            {
+                "phase": "Pending",
+                "protection": "Exact",
+                "checkpoint": {"step": 406},
+                "measurement": {
+                    "memoryBytes": 1,
+                    "utilizationPercent": 1,
+                    "samples": 1,
+                    "step": 407,
+                    "task": "Inference",
+                },
+            },
+            ["1 call: made again by the next attempt"],
+        ),
+        (
+            {"checkpoint": {"volumeClaimName": "c", "path": "own/last.pt"}},
+            {"phase": "Running"},
+            ["by the script: own/last.pt"],
         ),
     ],
 )

@@ -57,6 +57,16 @@ def test_a_job_that_cannot_share_can_only_wait(job: GPUJob) -> None:
     assert "spec." not in next_step(_waiting(job))
 
 
+def test_a_job_that_no_gpu_fits_is_advised_by_its_cause() -> None:
+    reason = PendingReason.UNSATISFIABLE
+    plain = make_job("train")
+    failure = JobFailure(FailureClass.OUT_OF_MEMORY, "CPU card out of memory")
+    assert next_step(_waiting(plain, reason)) == OF_PENDING[reason]
+    assert "smaller batch" in next_step(_waiting(with_status(plain, failure=failure), reason))
+    named = replace(plain, spec=replace(plain.spec, gpu=replace(plain.spec.gpu, models=("H100",))))
+    assert "another model" in next_step(_waiting(named, reason))
+
+
 @pytest.mark.parametrize("failure", FailureClass)
 def test_a_failed_jobs_step(failure: FailureClass) -> None:
     job = with_status(make_job("train"), phase=JobPhase.FAILED, failure=JobFailure(failure, "x"))

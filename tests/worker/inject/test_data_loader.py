@@ -192,7 +192,7 @@ def test_waiting_counts_once_the_other_settings_are_in_force(training: Training)
     """Steps that have become shorter wait for what they did not wait for before."""
     training.session.state.baseline_wait_percent = 4.0
     training.tuned()
-    assert training.said == "data loading skipped: 4.0 % of the step is spent waiting, below 10"
+    assert training.said == "data loading skipped: 4.0 % of the step is spent waiting, below 10 %"
     training.passes(3, 0.02, 0.008)
     assert any(training.worked)
 
@@ -201,7 +201,7 @@ def test_a_loop_that_waits_little_gets_none(training: Training) -> None:
     training.tuned()
     training.passes(3, 0.02, 0.001)
     assert not any(training.worked)
-    assert training.said == "data loading skipped: 5.0 % of the step is spent waiting, below 10"
+    assert training.said == "data loading skipped: 5.0 % of the step is spent waiting, below 10 %"
 
 
 def test_a_machine_that_is_taken_in_turns_does_not_speak_against_workers(

@@ -345,3 +345,16 @@ def test_torch_that_came_past_the_hook_is_said(tmp_path: Path) -> None:
         """
     errors = under_worker(tmp_path, script)
     assert errors == "gpujob: everything skipped: torch was imported past the import hook\n"
+
+
+def test_an_import_of_torch_that_is_broken_off_did_not_come_past_the_hook(tmp_path: Path) -> None:
+    # As if a stop or a missing library ended it, after torch.optim was executed.
+    script = """
+        import sys
+        sys.modules["torch.quasirandom"] = None
+        try:
+            import torch
+        except ImportError:
+            assert "torch.optim" in sys.modules
+        """
+    assert under_worker(tmp_path, script) == ""

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
 
+from gpujob_worker.resume import written_files
 from tests.harness.script_attempts import append, attempt, saved
 
 
@@ -208,6 +210,7 @@ def test_a_held_handle_is_what_the_script_asked_for(
             **state["files"][str(log)],
             "size": 2,
             "position": 2,
+            "content": b"11",
         }
     assert log.read_text() == "11"
 
@@ -275,8 +278,58 @@ def test_a_file_that_became_smaller_is_a_reason_with_numbers(log: Path) -> None:
     with attempt(resumes=True) as files:
         assert files.release(state) == [f"{log} has 2 bytes; it had 6 when the run was saved"]
     log.unlink()
+    state["files"][str(log)]["content"] = None
     with attempt(resumes=True) as files:
         assert files.release(state) == [f"{log} is gone; it had 6 when the run was saved"]
+
+
+@pytest.mark.parametrize("mode", ["w", "a"])
+def test_a_log_that_went_with_the_pod_is_written_again(mode: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    log, closed = folder / "log.txt", folder / "closed.txt"
+
+    def begin() -> IO[str]:
+        folder.mkdir(exist_ok=True)
+        stream = open(log, mode)  # noqa: SIM115 - the caller closes it
+        stream.write("head\n")
+        return stream
+
+    with attempt() as files, begin() as stream:
+        append(closed, 1)
+        stream.write("one\n")
+        state = saved(files)
+        stream.write("two\n")
+        append(closed, 2)
+    whole = log.read_text(), closed.read_text()
+    shutil.rmtree(folder)
+    with attempt(resumes=True) as files, begin() as stream:
+        assert files.release(state) == []
+        assert (log.read_text(), closed.read_text()) == ("head\none\n", "1\n")
+        assert stream.tell() == len("head\none\n")
+        stream.write("two\n")
+        append(closed, 2)
+    assert (log.read_text(), closed.read_text()) == whole
+
+
+def test_a_log_that_cannot_be_written_again_is_a_reason(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with attempt() as files:
+        append(folder / "log.txt", 12345)
+        state = saved(files)
+        monkeypatch.setattr(written_files, "_LOG_BYTES", 5)
+        append(log, 12345)
+        large = saved(files)
+    shutil.rmtree(folder)
+    log.unlink()
+    with attempt(resumes=True) as files:
+        # The script makes no such folder any more.
+        reason = f"{folder / 'log.txt'} is gone; it had 6 when the run was saved"
+        assert files.release(state) == [reason]
+        assert f"{log} is gone; it had 6 when the run was saved" in files.release(large)
+    assert not log.exists()
 
 
 def test_nothing_is_changed_where_there_is_a_reason(tmp_path: Path, log: Path) -> None:
@@ -307,15 +360,15 @@ def test_a_handle_that_is_missing_is_a_reason(log: Path) -> None:
 
 
 KILLED = """
-    import csv, json, os, signal, sys
+    import ast, csv, os, signal, sys
     from pathlib import Path
     from gpujob_worker.resume.script_files import ScriptFiles
 
-    files, state = ScriptFiles(), Path("state.json")
+    files, state = ScriptFiles(), Path("state.txt")
     files.install()
     files.exclude(Path("checkpoints"))
     files.journal.keep(Path("checkpoints/journal").absolute())
-    saved = json.loads(state.read_text()) if state.exists() else None
+    saved = ast.literal_eval(state.read_text()) if state.exists() else None
     if saved:
         files.hold()
     stream = open("steps.csv", "w", newline="")
@@ -336,7 +389,7 @@ KILLED = """
             if sys.argv[1] == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
         if step == 1:
-            state.write_text(json.dumps({"step": 2, "files": files.snapshot()}))
+            state.write_text(repr({"step": 2, "files": files.snapshot()}))
 """
 
 

@@ -41,6 +41,26 @@ def test_a_file_that_is_gone_is_removed_once_more(tmp_path: Path) -> None:
             (tmp_path / "of nobody").unlink()
 
 
+def test_a_file_that_is_gone_is_known_to_every_later_attempt(tmp_path: Path) -> None:
+    best = tmp_path / "best.pt"
+    with attempt() as files:
+        best.write_bytes(bytes(LARGE))
+        state = saved(files)
+    best.unlink()  # with the pod
+    with attempt(resumes=True) as files:
+        comes_back(files, state)
+        (said,) = files.lost()
+        assert said.startswith(f"{best} is gone since an earlier attempt")
+        state = saved(files)
+    with attempt(resumes=True) as files:
+        comes_back(files, state)
+        with pytest.raises(LeftError, match=r"best\.pt is gone since an earlier attempt"):
+            best.read_bytes()
+        best.write_bytes(b"better")
+        assert files.lost() == []
+        assert best.read_bytes() == b"better"
+
+
 def test_a_folder_that_is_gone_is_removed_once_more(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-4"
     with attempt() as files:

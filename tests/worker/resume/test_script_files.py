@@ -33,6 +33,8 @@ def test_a_snapshot_has_what_is_written(tmp_path: Path, log: Path) -> None:
     closed = found[str(tmp_path / "closed")]
     assert closed.pop("mark") == mark_of(str(tmp_path / "closed"))
     assert closed.pop("content") == b"12"
+    assert found[str(log)].pop("content") == b"seven b"
+    assert found[str(tmp_path / "more.txt")].pop("content") == b"12\n"
     assert found == {
         str(log): {"mode": "write", "size": 7, "open": True, "position": 7},
         str(tmp_path / "more.txt"): {"mode": "append", "size": 3, "open": False, "position": None},

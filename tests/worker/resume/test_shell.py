@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpujob_api.report import Reply, StopRequest
+from gpujob_worker.process import STARTED_BELOW
 from tests.harness.report_receiver import Operator
 from tests.harness.shell_runs import SECONDS_MAX, ShellRun
 from tests.harness.unmodified_scripts import HUGGING_FACE, LIGHTNING, PLAIN
@@ -133,6 +134,16 @@ def test_of_two_at_once_one_is_saved_and_the_other_says_why(tmp_path: Path) -> N
     assert run.run() == 0, run.errors
     assert run.output.count("end ") == 2
     assert run.errors.count(f"resume skipped: plain script: {ANOTHER}") == 1
+
+
+def test_what_a_program_below_the_shell_starts_says_that_it_is_not_saved(tmp_path: Path) -> None:
+    search = "import subprocess, sys; sys.exit(subprocess.call(['python', 'train.py', '1', '1']))"
+    run = shell(
+        tmp_path, f'python -c "{search}"\n', SIBLING, settings={"checkpointIntervalSeconds": 1}
+    )
+    assert run.run() == 0, run.errors
+    assert f"gpujob: resume skipped: {STARTED_BELOW}\n" in run.errors
+    assert not run.saved
 
 
 @SLOW

@@ -10,6 +10,7 @@ from multiprocessing import util
 from typing import Any
 
 from gpujob_api.codec import FieldError
+from gpujob_api.report import Protection
 from gpujob_api.settings import ENV_SETTINGS, EXIT_INTERRUPTED_UNSAVED, OptimizeMode
 from gpujob_worker.adapters import huggingface, lightning, tensorflow_jax
 from gpujob_worker.adapters.requested_settings import RequestedSettings
@@ -45,6 +46,10 @@ _LAUNCHERS = (
     "accelerate.commands.launch",
     "deepspeed.launcher.runner",
     "deepspeed.launcher.launch",
+)
+STARTED_BELOW = (
+    "another program of the run started this process, and only the container's first process is "
+    "saved, or what it or its shell starts"
 )
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
@@ -125,6 +130,8 @@ class Process:
         if names and self._session is not None:
             text = f"{', '.join(names)} ignored: not known to this worker"
             self._session.log.note("settings", text)
+        if self._session is not None:
+            _report_unsaved(self._session)
         self._end_with_library()
 
     def _end_with_library(self) -> None:
@@ -256,7 +263,8 @@ class Process:
     def _say_if_past_the_hook(self, session: Session) -> None:
         hooked = session.state.torch_version or session.inert or self._net.cut
         # Optimizers exist once torch was executed. A lazily loaded torch is listed without them.
-        if not hooked and "torch.optim" in sys.modules:
+        # One whose import was broken off, by a stop or an error, is not listed.
+        if not hooked and {"torch", "torch.optim"} <= sys.modules.keys():
             session.log.skipped("everything", "torch was imported past the import hook")
 
 
@@ -276,6 +284,17 @@ def _adapt_trainers(session: Session) -> None:
     huggingface.watch(wishes, log)
     lightning.watch(wishes, log)
     tensorflow_jax.watch(settings, log)
+
+
+def _report_unsaved(session: Session) -> None:
+    """Reports that a process that another program of the run started is not saved."""
+    directory, state = session.environment.checkpoint_directory, session.state
+    owns = session.environment.settings.script_checkpoint is not None
+    if directory is None or owns or not session.optimizes or not session.features.allows("resume"):
+        return
+    if state.protection is None and not (session.is_first or is_started_by_first_process()):
+        session.log.skipped("resume", STARTED_BELOW)
+        state.protected(Protection.FROM_BEGINNING, STARTED_BELOW)
 
 
 def _watch_for_resume(session: Session) -> None:

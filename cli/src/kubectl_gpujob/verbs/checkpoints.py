@@ -3,8 +3,8 @@
 import argparse
 
 from gpujob_api.codec import encode
-from gpujob_api.gpujob import GPUJob
-from gpujob_api.quantities import format_memory
+from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_api.quantities import format_count, format_memory
 from kubectl_gpujob import text
 from kubectl_gpujob.errors import EXIT_DONE
 from kubectl_gpujob.grammar import World, add_output, add_target
@@ -34,14 +34,15 @@ def rows(job: GPUJob) -> list[Row]:
     own = f"claim {job.metadata.name}-checkpoints if the operator creates claims"
     kept = f"claim {claim}" if claim else f"{own}, else lost with the pod"
     found: list[Row] = [("Kept on", kept)]
-    every = "chosen by cost" if spec.interval == "Auto" else f"every {spec.interval}"
-    found.append(("Saved", f"{every}; the newest {spec.keep} are kept"))
-    if spec.path is not None:
-        found.append(("Script's own", spec.path))
     saved = status.checkpoint
-    if saved is None:
-        found.append(("Newest", "none yet"))
+    if spec.path is not None:
+        found.append(("Saved", f"by the script: {spec.path}"))
     else:
+        every = "chosen by cost" if spec.interval == "Auto" else f"every {spec.interval}"
+        found.append(("Saved", f"{every}; the newest {spec.keep} are kept"))
+    if saved is None and spec.path is None:
+        found.append(("Newest", "none yet"))
+    if saved is not None:
         size = f", {format_memory(saved.bytes)}" if saved.bytes else ""
         took = f", written in {text.duration(saved.write_seconds)}" if saved.write_seconds else ""
         found.append(("Newest", f"step {saved.step}{size}{took}"))
@@ -54,15 +55,21 @@ def rows(job: GPUJob) -> list[Row]:
 
 
 def _behind(job: GPUJob, step: int) -> list[Row]:
-    """Returns the work since the newest checkpoint, which a crash would lose."""
+    """Returns the work since the newest checkpoint, which a crash would lose, or which the next
+    attempt repeats.
+    """
     measured = job.status.measurement
     if measured is None or job.finished or measured.step <= step:
         return []
     steps = measured.step - step
+    count = format_count(steps, "call" if measured.counts_calls else "step")
     seconds = steps * measured.current.step_seconds if measured.current is not None else None
     about = f", about {text.duration(seconds)}" if seconds is not None else ""
     by_stop = "" if text.unprotected(job) else ", saved by a stop"
-    return [("Since then", f"{steps} steps{about}: lost by a crash{by_stop}")]
+    ends = f"lost by a crash{by_stop}"
+    if job.status.phase is JobPhase.PENDING:
+        ends = "made again by the next attempt"
+    return [("Since then", f"{count}{about}: {ends}")]
 
 
 def as_json(job: GPUJob) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """kubectl gpujob timeline: what happened to a job, in order."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -27,8 +27,8 @@ def run(options: argparse.Namespace, world: World) -> int:
     cluster, screen = world.cluster(options), world.screen
     job = job_named(cluster, options.name)
     events = [_event(one) for one in cluster.events(job)]
-    whole = [*_of_status(job), *(one for one in events if one is not None)]
-    found = sorted(whole, key=_order)
+    known = [one for one in events if one is not None]
+    found = sorted([*_unrecorded(job, known), *known], key=_order)
     if options.output == "json":
         items = [
             {"at": at.isoformat().replace("+00:00", "Z"), "what": what, "message": message}
@@ -69,6 +69,14 @@ def _of_status(job: GPUJob) -> list[tuple[datetime, str, str]]:
         (status.finished_at, status.phase.value, status.failure.message if status.failure else ""),
     )
     return [(at, what, message) for at, what, message in moments if at is not None]
+
+
+def _unrecorded(
+    job: GPUJob, events: Sequence[tuple[datetime, str, str]]
+) -> list[tuple[datetime, str, str]]:
+    """Returns those of the status whose event is gone. The event of an end has its message."""
+    ends = {what for _, what, _ in events if what in _LAST}
+    return [one for one in _of_status(job) if one[1] not in ends]
 
 
 def _event(manifest: Mapping[str, Any]) -> tuple[datetime, str, str] | None:

@@ -20,7 +20,6 @@ from gpujob_operator.decide.model.conditions import (
     find,
 )
 from gpujob_operator.decide.model.next_steps import next_step
-from gpujob_operator.decide.model.pending_reasons import BLOCKING_REASONS, PendingReason
 from gpujob_operator.decide.model.starts import shown_range
 from kubectl_gpujob import text
 from kubectl_gpujob.cluster import Cluster
@@ -28,6 +27,7 @@ from kubectl_gpujob.errors import EXIT_DONE, UsageError, UserError
 from kubectl_gpujob.grammar import World, add_output, add_source, add_target
 from kubectl_gpujob.services import job_named
 from kubectl_gpujob.starts import start_text
+from kubectl_gpujob.verbs.list import NO_TURN
 
 Row = tuple[str, str]
 NOT_PROCESSED = "has not processed this job yet; is the operator running?"
@@ -39,8 +39,6 @@ _DECISIVE = {
 _ENDED = (JobPhase.SUCCEEDED, JobPhase.FAILED)
 # Conditions that say no more than the phase.
 _REPEATING = frozenset({SUCCEEDED, FAILED, FINISHED, SUSPENDED})
-# Reasons of a job that waits for something other than its turn.
-_OUT_OF_ORDER = BLOCKING_REASONS | {PendingReason.SUSPENDED, PendingReason.NEEDS_NEW_NODE}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -245,7 +243,7 @@ def _waits_in_order(job: GPUJob) -> bool:
     scheduled = next((one for one in job.status.conditions if one.type == SCHEDULED), None)
     if scheduled is None:
         return True
-    return scheduled.reason not in _OUT_OF_ORDER and "; position " not in scheduled.message
+    return scheduled.reason not in NO_TURN and "; position " not in scheduled.message
 
 
 def log_command(job: GPUJob) -> str:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gpujob_api.settings import HOOK_FOLDER, PYTHON_PATH_VARIABLE
+from gpujob_local.processes.launch import FIRST_PROCESS
 
 
 @cache
@@ -21,6 +22,10 @@ def local_paths() -> dict[str, str]:
 
 def image_environment() -> dict[str, str]:
     """Returns variables with which every process that trains is hooked, whatever a container's
-    command is.
+    command is, and with which the container's own process is known as its first one.
     """
-    return {PYTHON_PATH_VARIABLE: local_paths()[HOOK_FOLDER], "PYTHONUNBUFFERED": "1"}
+    return {
+        PYTHON_PATH_VARIABLE: local_paths()[HOOK_FOLDER],
+        "PYTHONUNBUFFERED": "1",
+        FIRST_PROCESS: "",  # its number is known once it is started
+    }

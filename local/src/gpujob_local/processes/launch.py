@@ -13,6 +13,9 @@ PR_SET_PDEATHSIG = 1
 EXIT_PARENT_GONE = 137
 # The exit code of a container runtime that cannot execute the command.
 EXIT_START_ERROR = 128
+# The worker's name for the process that a stop of the container reaches. A process node has no
+# process 1 of each container.
+FIRST_PROCESS = "GPUJOB_FIRST_PROCESS"
 
 
 def main(arguments: list[str]) -> int:
@@ -30,6 +33,8 @@ def main(arguments: list[str]) -> int:
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+    if FIRST_PROCESS in os.environ:
+        os.environ[FIRST_PROCESS] = str(os.getpid())
     try:
         os.execvp(command[0], command)  # noqa: S606 - becoming the command is the purpose
     except OSError as error:

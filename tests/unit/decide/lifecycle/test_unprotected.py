@@ -125,7 +125,12 @@ def test_a_job_that_has_ended_has_nothing_to_lose() -> None:
 @pytest.mark.parametrize(
     ("job", "text"),
     [
-        (attempt(checkpoint=CheckpointReport(180)), "checkpoint at step 180 saved"),
+        (
+            attempt(checkpoint=CheckpointReport(180)),
+            "checkpoint at step 180 saved; 10 steps since then are made again",
+        ),
+        # Those by which the resume is checked.
+        (attempt(checkpoint=CheckpointReport(188)), "checkpoint at step 188 saved"),
         (
             attempt(),
             "no checkpoint: the next attempt starts from the beginning; 190 steps are lost",

@@ -68,8 +68,8 @@ def test_a_script_that_runs_as_written_is_no_news_unless_it_did_not() -> None:
 
 
 def test_the_first_checkpoint_of_an_attempt_is_said_and_no_other() -> None:
-    first = replace(START, checkpoint=CheckpointReport(50, 3 * MIB, 1.25))
-    text = "attempt 2 saved its first checkpoint at step 50, 3 MiB in 1.2 s"
+    first = replace(START, checkpoint=CheckpointReport(50, 3 * MIB, 0.0293))
+    text = "attempt 2 saved its first checkpoint at step 50, 3 MiB in 29.3 ms"
     assert said(START, first) == [("CheckpointCommitted", text)]
     assert said(first, replace(first, checkpoint=CheckpointReport(60))) == []
 

@@ -14,7 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpujob_worker.resume.written_files import APPEND, WRITE, is_open, size_of
+from gpujob_worker.resume.written_files import (
+    APPEND,
+    WRITE,
+    is_log,
+    is_open,
+    put_content,
+    size_of,
+)
 
 NOTES_MAX = 100
 _CREATED_MAX = 100_000
@@ -75,6 +82,8 @@ class HeldFiles:
         self._created: set[str] = set()
         self._removed: set[str] = set()
         self._handles: list[_Handle] = []
+        # Handles of files that the process made.
+        self._made: list[_Handle] = []
         self._plain: list[tuple[Any, str, Any, Any]] = []
 
     def install(self) -> None:
@@ -113,6 +122,11 @@ class HeldFiles:
     def created(self, path: str) -> None:
         if len(self._created) < _CREATED_MAX:
             self._created.add(path)
+
+    def made(self, path: str, mode: str, stateful: bool, handle: Any) -> None:
+        """Records an open handle of a file that the script made in this process."""
+        self._made = [each for each in self._made if is_open(each.reference())]
+        self._made.append(_Handle(path, mode, stateful, weakref.ref(handle)))
 
     def note(self, path: str, what: str) -> None:
         if len(self.notes) < NOTES_MAX:
@@ -188,7 +202,11 @@ class HeldFiles:
 
         `appended` has the sizes of files that were first appended to after the save.
         """
-        handles = [(each, handle) for each in self._handles if is_open(handle := each.reference())]
+        lost = [path for path, entry in saved.items() if self._is_lost(path, entry)]
+        known = [*self._handles, *(each for each in self._made if each.path in lost)]
+        handles: list[tuple[_Handle, Any]] = [
+            (each, handle) for each in known if is_open(handle := each.reference())
+        ]
         reasons = [
             reason
             for each, _ in handles
@@ -196,22 +214,37 @@ class HeldFiles:
         ]
         opened = {each.path for each, _ in handles}
         for path, entry in saved.items():
-            reason = self._file_reason(path, entry, path in opened)
+            reason = self._file_reason(path, entry, path in opened, path in lost)
             if reason is not None:
                 reasons.append(reason)
         if reasons:
             return reasons
         self.uninstall()
+        for _, handle in handles:
+            handle.flush()
+        for path in lost:
+            if not put_content(path, saved[path]["content"]):
+                return [f"{path} is gone, and cannot be written again"]
         for each, handle in handles:
             _go_on(handle, each, saved[each.path])
         self._shorten(saved, appended)
         return []
 
-    def _file_reason(self, path: str, entry: dict[str, Any], opened: bool) -> str | None:
-        if entry["mode"] != APPEND and not (entry["open"] and entry["mode"] == WRITE):
+    def _is_lost(self, path: str, entry: dict[str, Any]) -> bool:
+        """Returns whether a log went with the pod before, and can be written again from the
+        checkpoint.
+        """
+        gone = size_of(path) is None or self._is_new(path)
+        kept = is_log(entry) and entry.get("content") is not None
+        return gone and kept and os.path.isdir(os.path.dirname(path))
+
+    def _file_reason(
+        self, path: str, entry: dict[str, Any], opened: bool, lost: bool
+    ) -> str | None:
+        if not is_log(entry):
             return None
         size = size_of(path) if not self._is_new(path) else 0
-        if (size or 0) < entry["size"]:
+        if not lost and (size or 0) < entry["size"]:
             now = "is gone" if size is None else f"has {size} bytes"
             return f"{path} {now}; it had {entry['size']} when the run was saved"
         if entry["mode"] == WRITE and not opened:

@@ -8,6 +8,8 @@ content of our checkpoint instead of its files.
 import contextlib
 import copy
 import functools
+import json
+import os
 import signal
 import sys
 import tempfile
@@ -15,6 +17,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from gpujob_api.report import Protection
 from gpujob_worker.resume.passes import Pass
 from gpujob_worker.resume.unmodified import Unmodified
 
@@ -22,6 +25,7 @@ MODULE = "transformers.trainer"
 _ITEM = "resume"
 _STATE_FILE = "trainer_state.json"
 _LOADS = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler")
+_CALLBACKS = "_load_callback_state"
 _OWN_STOP = "JITCheckpointCallback"
 
 
@@ -101,11 +105,31 @@ class HuggingFaceTraining:
             (Path(folder) / _STATE_FILE).write_text(body["state"])
             vars(trainer).update(zip(_LOADS, (model, optimizer, scaler), strict=True))
             vars(trainer)["_load_rng_state"] = _nothing
+            if not getattr(trainer.args, "restore_callback_states_from_checkpoint", False):
+                vars(trainer)[_CALLBACKS] = functools.partial(_restore_callbacks, trainer)
             try:
                 yield folder
             finally:
-                for name in (*_LOADS, "_load_rng_state"):
+                for name in (*_LOADS, "_load_rng_state", _CALLBACKS):
                     vars(trainer).pop(name, None)
+
+
+def lost_best(state: str) -> str | None:
+    """Returns the trainer's best checkpoint if it is gone. The trainer then goes on without it."""
+    best = json.loads(state).get("best_model_checkpoint")
+    return str(best) if best is not None and not os.path.isdir(best) else None
+
+
+def _restore_callbacks(trainer: Any) -> None:
+    """Restores the callbacks in place, such as the patience of an early stop.
+
+    The trainer does so only with `restore_callback_states_from_checkpoint`, by new callbacks.
+    """
+    for name, kept in trainer.state.stateful_callbacks.items():
+        alike = [one for one in trainer.callback_handler.callbacks if type(one).__name__ == name]
+        for callback, state in zip(alike, kept if isinstance(kept, list) else [kept], strict=False):
+            for attribute, value in state.get("attributes", {}).items():
+                setattr(callback, attribute, value)
 
 
 def _nothing(_: str | None) -> None:
@@ -131,6 +155,11 @@ def adapt(unmodified: Unmodified) -> None:
         try:
             if body is None:
                 return plain_train(self, resume_from_checkpoint, *arguments, **keywords)
+            best = lost_best(body["state"])
+            if best is not None:
+                why = f"{best}, the trainer's best checkpoint, is gone; put output_dir on a volume"
+                unmodified.session.state.protected(Protection.BEST_EFFORT, why)
+                unmodified.session.log.note("protection", f"{training.kind}: BestEffort: {why}")
             with training.given(body) as folder:
                 return plain_train(self, folder, *arguments, **keywords)
         finally:

@@ -374,7 +374,8 @@ class PlainScript:
         self._say_protection()
 
     def _say_protection(self) -> None:
-        left = [*self._state.variables.left, *self._state.files.databases.written()]
+        files = self._state.files
+        left = [*self._state.variables.left, *files.databases.written(), *files.lost()]
         if left == self._left:
             return
         self._left = left

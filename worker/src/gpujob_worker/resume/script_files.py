@@ -50,6 +50,7 @@ _COMPRESSED = {"bz2", "gzip", "lzma"}
 _OPENER = 5
 # Maximum number of folders made by the script that are tracked.
 _FOLDERS_MAX = 10_000
+LOST_MAX = 3
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 
 
@@ -64,6 +65,7 @@ class RedoneFiles:
     ) -> None:
         self._folders, self._leaves = set(folders), leaves
         written = {path: entry for path, entry in saved.items() if entry["mode"] == WRITE}
+        self._entries = written
         self._gone = {path for path in written if not os.path.lexists(path)}
         self._other = {
             path
@@ -76,6 +78,13 @@ class RedoneFiles:
             content = written[path].get("content")
             if content is not None and put_content(path, content):
                 self.writes(path)
+
+    def gone(self) -> dict[str, Any]:
+        """Returns the entries of files that an earlier attempt left and this one did not find.
+
+        Later saves have them too, so that every attempt knows that it cannot read them.
+        """
+        return {path: self._entries[path] for path in sorted(self._gone)}
 
     def is_removed(self, path: str) -> bool:
         """Returns whether the file or folder was already removed."""
@@ -95,7 +104,9 @@ class RedoneFiles:
         return os.path.isdir(folder)
 
     def reads(self, path: str) -> None:
-        if path in self._gone or path in self._other:
+        if path in self._gone:
+            self._leaves(f"{path} is gone since an earlier attempt, and is read again")
+        if path in self._other:
             self._leaves(f"{path} was changed after the run was saved, and is read again")
 
     def writes(self, path: str) -> None:
@@ -230,6 +241,8 @@ class ScriptFiles:
                 self.journal.note(path, size, self._saves)
             if held is not None and size is None:
                 held.created(path)
+            if held is not None and kind != UPDATE:
+                held.made(path, kind, stateful, handle)
         self._written.note(path, kind, handle, stateful=stateful)
         return handle
 
@@ -277,7 +290,16 @@ class ScriptFiles:
         """Returns the arguments of `release` as plain values."""
         self._saves += 1
         folders = sorted(filter(os.path.isdir, self._folders))
-        return {"saves": self._saves, "files": self._written.saved(), "folders": folders}
+        files = {**self._gone(), **self._written.saved()}
+        return {"saves": self._saves, "files": files, "folders": folders}
+
+    def _gone(self) -> dict[str, Any]:
+        return self._redone.gone() if self._redone is not None else {}
+
+    def lost(self) -> list[str]:
+        """Returns what the script cannot read again, as it could in a run that nothing stopped."""
+        text = "is gone since an earlier attempt, and the run begins anew if the script reads it"
+        return [f"{path} {text}" for path in self._gone()][:LOST_MAX]
 
     def hold(self) -> None:
         """Holds the present files unchanged until `release`."""

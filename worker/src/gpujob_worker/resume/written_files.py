@@ -16,6 +16,10 @@ _MARKED_MAX = 100
 _MARKED_BYTES = 1 << 16
 # Total size up to which small files, such as a history that is read and rewritten, are kept whole.
 _KEPT_BYTES = 1 << 20
+# Size up to which a log is kept, which the script appends to or holds open, and that of all of
+# them. A new pod does not have the files that lay in the pod before.
+_LOG_BYTES = 1 << 20
+_LOGS_BYTES = 4 << 20
 PATHS_MAX = 10_000
 # Maximum number of remembered files that were written at once and closed.
 CLOSED_MAX = 1000
@@ -94,18 +98,26 @@ def mark_of(path: str) -> str | None:
         os.close(descriptor)
 
 
-def _content_of(path: str) -> bytes | None:
-    """Returns the whole content of a file whose mark covers all of it."""
+def _content_of(path: str, size: int) -> bytes | None:
+    """Returns the file's first `size` bytes, or None if it cannot be read or has fewer."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        return os.pread(descriptor, _MARKED_BYTES, 0)
+        content = os.pread(descriptor, size, 0)
+        return content if len(content) == size else None
     except OSError:
         return None
     finally:
         os.close(descriptor)
+
+
+def is_log(entry: dict[str, Any]) -> bool:
+    """Returns whether the script goes on writing to the file of this entry, at its end or at the
+    position.
+    """
+    return entry["mode"] == APPEND or bool(entry["open"] and entry["mode"] == WRITE)
 
 
 def put_content(path: str, content: bytes) -> bool:
@@ -167,7 +179,7 @@ class WrittenFiles:
         """Returns plain values by path, after it has flushed all handles."""
         found: dict[str, Any] = {}
         marked = set(list(self._closed)[-_MARKED_MAX:])
-        left = _KEPT_BYTES
+        left, logs_left = _KEPT_BYTES, _LOGS_BYTES
         for path, file in self:
             position = None
             for handle in file.opened():
@@ -186,7 +198,10 @@ class WrittenFiles:
                 if path in marked and not opened:
                     entry["mark"] = file.mark(path)
                     if size <= min(left, _MARKED_BYTES):
-                        entry["content"] = _content_of(path)
+                        entry["content"] = _content_of(path, size)
                         left -= size
+                elif is_log(entry) and size <= min(logs_left, _LOG_BYTES):
+                    entry["content"] = _content_of(path, size)
+                    logs_left -= size
                 found[path] = entry
         return found

@@ -347,7 +347,7 @@ def _named(workers: int) -> str:
 
 
 def _too_little(wait_percent: float) -> str:
-    return f"{wait_percent:.1f} % of the step is spent waiting, below {WAIT_PERCENT_NEEDED:.0f}"
+    return f"{wait_percent:.1f} % of the step is spent waiting, below {WAIT_PERCENT_NEEDED:.0f} %"
 
 
 def _no_more(own: int) -> str:

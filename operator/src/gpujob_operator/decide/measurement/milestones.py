@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
 from gpujob_api.meta import LABEL_REVISION
-from gpujob_api.quantities import format_count, format_memory
+from gpujob_api.quantities import format_count, format_memory, format_seconds
 from gpujob_api.report import CheckpointReport, Report, WorkerPhase
 from gpujob_api.settings import OptimizeMode, TunedSettings
 from gpujob_api.summary import STANDS_STILL
@@ -23,6 +23,9 @@ from gpujob_operator.decide.model.protection import (
     why_unprotected,
 )
 from gpujob_operator.decide.model.snapshot import Yielding
+
+# Steps after the checkpoint of a stop, by which the next attempt checks its resume.
+_CHECKED_STEPS_MAX = 3
 
 
 def milestones(
@@ -98,7 +101,7 @@ def after_an_interruption(
         return f"{answered}its service starts another replica"
     saved = durable_checkpoint(job, configuration)
     if saved is not None:
-        return f"checkpoint at step {saved.step} saved"
+        return f"checkpoint at step {saved.step} saved{_made_again(job.status, saved.step)}"
     why, path = why_unprotected(job, configuration), job.spec.checkpoint.path
     if why is None and path is not None:
         return f"the script has its own checkpoints ({path[:128]})"
@@ -114,6 +117,17 @@ def after_an_interruption(
     moved = job.status.attempt == 1 or job.status.resumed_from_step is not None
     lost = _steps_made(job.status) if moved else 0
     return f"{text}; {_steps_lost(lost)}" if lost else text
+
+
+def _made_again(status: GPUJobStatus, saved_step: int) -> str:
+    """Returns the steps since the checkpoint. A stop itself leaves a few, by which the resume is
+    checked.
+    """
+    moved = status.attempt == 1 or status.resumed_from_step is not None
+    steps = _steps_made(status) - saved_step if moved else 0
+    if steps <= _CHECKED_STEPS_MAX:
+        return ""
+    return f"; {format_count(steps, 'step')} since then are made again"
 
 
 def _no_place(job: GPUJob) -> str:
@@ -173,5 +187,5 @@ def _is_first(before: GPUJobStatus, saved: CheckpointReport) -> bool:
 
 def _saved(status: GPUJobStatus, saved: CheckpointReport) -> str:
     size = f", {format_memory(saved.bytes)}" if saved.bytes else ""
-    took = f" in {saved.write_seconds:.1f} s" if saved.write_seconds else ""
+    took = f" in {format_seconds(saved.write_seconds)}" if saved.write_seconds else ""
     return f"attempt {status.attempt} saved its first checkpoint at step {saved.step}{size}{took}"

@@ -34,6 +34,11 @@ OF_PENDING: Mapping[PendingReason, str] = {
     "shows when it starts",
     PendingReason.PREEMPTING: "nothing to do: the job starts when the stopped ones have ended",
 }
+# For a job that was measured to need more memory than any GPU has, or that names models.
+_LESS_MEMORY = "create the job again with a smaller batch, or add a node with more GPU memory"
+_OTHER_MODEL = (
+    "request less or another model (kubectl gpujob gpus shows what the cluster has), or add a node"
+)
 # Added for a job whose limit decides, and for one of which nothing was measured.
 _LOWER_LIMIT = ". A lower spec.gpu.memory, its limit, may start it sooner"
 _LIMIT = (
@@ -67,10 +72,19 @@ def next_step(job: GPUJob) -> str:
         text = OF_PENDING[reason] if reason is not None else ""
         if reason is PendingReason.INSUFFICIENT_CAPACITY:
             text += _with_less_memory(job)
+        elif reason is PendingReason.UNSATISFIABLE:
+            text = _of_unsatisfiable(job) or text
     elif status.phase is JobPhase.FAILED and status.failure is not None:
         text = OF_FAILED[status.failure.failure_class]
     metadata = job.metadata
     return text.format(name=metadata.name, namespace=metadata.namespace, queue=job.spec.queue)
+
+
+def _of_unsatisfiable(job: GPUJob) -> str:
+    failure = job.status.failure
+    if failure is not None and failure.failure_class is FailureClass.OUT_OF_MEMORY:
+        return _LESS_MEMORY
+    return _OTHER_MODEL if job.spec.gpu.models else ""
 
 
 def _with_less_memory(job: GPUJob) -> str:

@@ -238,8 +238,9 @@ def _node_unfit_reason(requirements: JobRequirements, node: NodeCapacity) -> Unf
 
 
 def _request_text(request: WorkerRequest) -> str:
-    wanted, hint_bytes = request.wanted, request.requirements.hint_bytes
+    wanted = request.wanted
     if wanted is not None:
         return f"{format_memory(wanted.memory_bytes)} at {wanted.utilization_percent:.0f} %"
-    hint = f" of at least {format_memory(hint_bytes)}" if hint_bytes else ""
-    return f"a whole GPU{hint}"
+    known_bytes = request.requirements.known_bytes(request.model)
+    least = f" of at least {format_memory(known_bytes)}" if known_bytes else ""
+    return f"a whole GPU{least}"
