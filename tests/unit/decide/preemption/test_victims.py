@@ -18,6 +18,7 @@ from tests.harness.builders import (
     make_gpu,
     make_gpu_node,
     make_job,
+    make_node,
     make_pod,
     make_pods,
     make_queue,
@@ -147,6 +148,29 @@ def test_a_gang_gets_all_its_gpus_or_interrupts_nobody() -> None:
     world.tick()
     assert "gang" in world.running()
     assert len(world.running()) == 2
+
+
+def test_cpu_is_freed_although_another_gpu_is_free() -> None:
+    """The free GPU costs nothing, but its node has no CPU left for the job's worker."""
+    low = [
+        running(
+            make_job(f"low{n}", sharing=SharingMode.EXCLUSIVE, created=n),
+            ("n0", (f"GPU-{n}",)),
+            at=float(n),
+        )
+        for n in range(2)
+    ]
+    world = World(
+        *low,
+        pods=tuple(make_pod(job) for job in low),
+        gpus=[make_gpu(f"GPU-{n}", index=n) for n in range(3)],
+        nodes=[make_node(cpu=2, cpu_milli_free=0)],
+    )
+    world.submit(whole("high", priority=5, created=9))
+    world.step()
+    assert world.why("high").startswith("Preempting")
+    stopping = [name for name in ("low0", "low1") if world.phase(name) is JobPhase.STOPPING]
+    assert len(stopping) == 1
 
 
 @pytest.mark.promise("I11")

@@ -192,17 +192,15 @@ def _worker_places(
     for first in range(0, len(gpus) - count + 1, count):
         group = gpus[first : first + count]
         who = frozenset(uid for _, _, uids in group for uid in uids)
+        cpu, memory, freed = -requirements.cpu_milli, -requirements.memory_bytes, -1
         for uid in who - gone:
-            cpu, memory = host_requests(victims[uid].job)
-            cpu_milli, memory_bytes, pods = cpu_milli + cpu, memory_bytes + memory, pods + 1
+            victim_cpu, victim_memory = host_requests(victims[uid].job)
+            cpu, memory, freed = cpu + victim_cpu, memory + victim_memory, freed + 1
+        if cpu_milli + cpu < 0 or memory_bytes + memory < 0 or pods + freed < 0:
+            # A free GPU may need the CPU of a victim, whose own GPU comes later.
+            continue
+        cpu_milli, memory_bytes, pods = cpu_milli + cpu, memory_bytes + memory, pods + freed
         gone |= who
-        cpu_milli, memory_bytes = (
-            cpu_milli - requirements.cpu_milli,
-            memory_bytes - requirements.memory_bytes,
-        )
-        pods -= 1
-        if cpu_milli < 0 or memory_bytes < 0 or pods < 0:
-            break
         cost = sum(victims[uid].cost_gpu_seconds for uid in who)
         places.append(_FreedPlace(node.node.name, tuple(uuid for _, uuid, _ in group), who, cost))
     return places
