@@ -79,14 +79,6 @@ def test_the_table_at_the_usual_widths(width: int) -> None:
     assert ran.stdout == GOLDEN[min(width, 100)]
 
 
-def test_a_job_that_no_turn_helps_has_no_position() -> None:
-    words = "no GPU of model H100; position 1 of the jobs waiting for GPUs"
-    conditions = [condition("Scheduled", "False", "Unsatisfiable", words)]
-    held = [job(name="odd", status={"phase": "Pending", "conditions": conditions})]
-    line = run_command(MemoryCluster(held), "list").stdout.splitlines()[1]
-    assert line.split()[:3] == ["odd", "Unsatisfiable", "-"]
-
-
 def test_no_name_is_cut_on_a_narrow_terminal() -> None:
     ran = run_command(MemoryCluster(HELD), "list", width=30, is_terminal=True)
     assert ran.stdout.splitlines()[0].split() == ["NAME", "STATUS"]

@@ -9,7 +9,6 @@ from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.manifest import to_manifest
 from gpujob_api.quantities import format_duration
 from gpujob_operator.decide.model.conditions import FAILED, SCHEDULED, find
-from gpujob_operator.decide.model.pending_reasons import BLOCKING_REASONS, PendingReason
 from kubectl_gpujob.cluster import Cluster
 from kubectl_gpujob.errors import EXIT_DONE
 from kubectl_gpujob.grammar import World, add_output, add_selector, add_target
@@ -22,8 +21,6 @@ WIDE = (*COLUMNS, "QUEUE", "SPEED", "MEMORY", "ATTEMPT", "REASON")
 _LEAST = ("REASON", "MEMORY", "SPEED", "ATTEMPT", "QUEUE", "GPU", "COST", "AGE", "ETA", "PROGRESS")
 WATCH_SECONDS = 2.0
 _POSITION = re.compile(r"; position (\d+) of the jobs waiting")
-# Reasons that no turn in the order ends.
-NO_TURN = BLOCKING_REASONS | {PendingReason.SUSPENDED, PendingReason.NEEDS_NEW_NODE}
 _SORTS = ("name", "age", "eta", "gpu", "status")
 
 
@@ -160,13 +157,9 @@ def status(job: GPUJob) -> str:
 
 
 def planned_position(job: GPUJob) -> int | None:
-    """Returns the planner's position among all jobs that wait for GPUs, or None if it has none or
-    no turn helps the job.
-    """
+    """Returns the planner's position among all jobs that wait for GPUs, or None if it has none."""
     scheduled = find(job.status, SCHEDULED)
-    if scheduled is None or scheduled.reason in NO_TURN:
-        return None
-    found = _POSITION.search(scheduled.message)
+    found = _POSITION.search(scheduled.message) if scheduled is not None else None
     return int(found[1]) if found is not None else None
 
 

@@ -20,6 +20,7 @@ from gpujob_operator.decide.model.conditions import (
     find,
 )
 from gpujob_operator.decide.model.next_steps import next_step
+from gpujob_operator.decide.model.pending_reasons import NO_TURN
 from gpujob_operator.decide.model.starts import shown_range
 from kubectl_gpujob import text
 from kubectl_gpujob.cluster import Cluster
@@ -27,7 +28,6 @@ from kubectl_gpujob.errors import EXIT_DONE, UsageError, UserError
 from kubectl_gpujob.grammar import World, add_output, add_source, add_target
 from kubectl_gpujob.services import job_named
 from kubectl_gpujob.starts import start_text
-from kubectl_gpujob.verbs.list import NO_TURN
 
 Row = tuple[str, str]
 NOT_PROCESSED = "has not processed this job yet; is the operator running?"

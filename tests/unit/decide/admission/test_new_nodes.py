@@ -44,6 +44,7 @@ def test_the_reason_says_whether_a_new_node_may_come(
     said = found.why("large")
     assert said.startswith(f"{reason}: ")
     assert ("only a new node could hold the job" in said) == (reason == "NeedsNewNode")
+    assert "position" not in said, "no turn helps"
     assert "40 GiB" in said
     assert "24 GiB" in said
     assert found.phase("large") is JobPhase.PENDING

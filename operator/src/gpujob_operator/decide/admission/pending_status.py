@@ -12,7 +12,7 @@ from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.conditions import ConditionWriter
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import past_grace
-from gpujob_operator.decide.model.pending_reasons import PendingReason
+from gpujob_operator.decide.model.pending_reasons import NO_TURN, PendingReason
 from gpujob_operator.decide.model.placement_record import (
     PlacementRecord,
     placed_status,
@@ -141,7 +141,7 @@ class PendingStatusWriter:
         if not is_new and not self._may_explain(jobs.signature_of(job)):
             return NextStep(job.status, next_seconds=LATER_SECONDS)
         message = wait.message
-        if wait.position:
+        if wait.position and wait.reason not in NO_TURN:
             message += f"; position {wait.position} of the jobs waiting for GPUs"
         message += self._estimate(job, wait, jobs)
         if wait.reason in (PendingReason.INSUFFICIENT_CAPACITY, PendingReason.OVER_QUOTA):

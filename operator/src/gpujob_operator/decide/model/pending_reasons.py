@@ -37,3 +37,5 @@ BLOCKING_REASONS = frozenset(
         PendingReason.UNSATISFIABLE,
     }
 )
+# Reasons that no turn in the order ends. Messages with them have no position.
+NO_TURN = BLOCKING_REASONS | {PendingReason.SUSPENDED, PendingReason.NEEDS_NEW_NODE}
