@@ -57,7 +57,8 @@ def ready(folder: Path, text: str, source: str, **more: float) -> Generator[subp
     ) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
+            line = process.stdout.readline()
+            assert line == "ready\n", line
             yield process
         finally:
             process.kill()
