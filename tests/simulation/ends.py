@@ -68,6 +68,10 @@ class Ends:
         An operator that sees an end and this sign at the same time cannot know which came first.
         """
         self._leaving_nodes.add(node)
+        self.gone(node)
+
+    def gone(self, node: str) -> None:
+        """The node exists no longer. An operator that was away sees this and the end together."""
         self._asked |= self._undecided.pop(node, set())
 
     def decided(self, attempt: Attempt) -> None:

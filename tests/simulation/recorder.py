@@ -87,13 +87,19 @@ class Recorder:
                 status = revision.object.get("status") or {}
                 self.read_gpus(revision.object["metadata"]["name"], status.get("gpus") or [])
         elif revision.kind is Kind.NODE:
-            taints = revision.object.get("spec", {}).get("taints") or ()
-            if any(taint["key"] == TAINT_RECLAIM for taint in taints):
-                self._ends.leaves(revision.object["metadata"]["name"])
+            self._node(revision)
         elif revision.kind is Kind.JOB:
             self._job(revision, ours=ours)
         elif revision.kind is Kind.POD and not is_gate(revision.object):
             self._pod(revision, ours=ours)
+
+    def _node(self, revision: Revision) -> None:
+        name = revision.object["metadata"]["name"]
+        taints = revision.object.get("spec", {}).get("taints") or ()
+        if any(taint["key"] == TAINT_RECLAIM for taint in taints):
+            self._ends.leaves(name)
+        if revision.type == "DELETED":
+            self._ends.gone(name)
 
     def _restored(self) -> None:
         """Lost revisions bind nobody: attempts may be made again, and ends may be unseen."""

@@ -1,5 +1,6 @@
 """What an operator can know of an attempt's end, and what nobody can."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -95,13 +96,16 @@ def test_a_node_that_goes_ends_what_nobody_deletes() -> None:
     assert not ends.is_known(ATTEMPT)
 
 
+@pytest.mark.parametrize("goes", [Ends.leaves, Ends.gone])
 @pytest.mark.parametrize("is_decided", [False, True])
-def test_a_node_may_go_before_an_operator_has_seen_the_end(*, is_decided: bool) -> None:
+def test_a_node_may_go_before_an_operator_has_seen_the_end(
+    goes: Callable[[Ends, str], None], *, is_decided: bool
+) -> None:
     ends = Ends({"operator"}, sees_all=True)
     ends.note(pod_of("kubelet"), ATTEMPT, JOB)
     if is_decided:
         ends.decided(ATTEMPT)
-    ends.leaves("n0")
+    goes(ends, "n0")
     assert ends.is_known(ATTEMPT) is is_decided
 
 
