@@ -34,7 +34,7 @@ def test_packages_of_a_target_folder_are_not_of_the_script(
     assert not is_script_file(str(folder / "trainer" / "deep" / "loop.py"))
     assert not is_script_file(str(folder / "single.py"))
     assert is_script_file(str(folder / "train.py"))
-    assert is_script_file(str(folder / "trainer2" / "loop.py"))
+    assert is_script_file(str(folder / "trainer" / "mine.py"))
     assert is_script_file(str(tmp_path / "trainer" / "loop.py"))
 
 

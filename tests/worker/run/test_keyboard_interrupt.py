@@ -1,8 +1,10 @@
 """A script that saves where it catches `KeyboardInterrupt` does so when it is asked to stop."""
 
+import linecache
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -87,3 +89,13 @@ def test_the_place_of_the_call_decides() -> None:
     else:
         assert not caught_by_script(found), "it is past the place"
     assert not caught_by_script(None)
+
+
+def test_code_without_a_file_is_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `python -c`, whose lines Python 3.13 keeps."""
+    name = "<string>"
+    text = "def run(probe):\n  try: return probe()\n  except KeyboardInterrupt: pass\n"
+    monkeypatch.setitem(linecache.cache, name, (len(text), None, text.splitlines(True), name))
+    names: dict[str, Any] = {}
+    exec(compile(text, name, "exec"), names)
+    assert names["run"](lambda: caught_by_script(frame_of()))

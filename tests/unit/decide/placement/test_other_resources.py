@@ -29,7 +29,7 @@ def job_of(message: str = REFUSED, amount: str = "1") -> GPUJob:
 
 
 def world_of(job: GPUJob, **there: int) -> World:
-    """Three nodes, of which some have so many adapters."""
+    """Three nodes. `there` has the adapters of those that have any."""
     names = ("n0", "n1", "n2")
     gpus = [make_gpu_node(name, make_gpu(f"GPU-{name}")) for name in names]
     nodes = [make_node(n, others_allocatable={HCA: there[n]} if n in there else {}) for n in names]

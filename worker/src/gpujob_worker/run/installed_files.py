@@ -41,13 +41,12 @@ def _is_installed_in(folder: str, filename: str) -> bool:
     folder = folder.rstrip("/") + "/"
     if folder == "/" or not filename.startswith(folder):
         return False
-    name, *_ = filename[len(folder) :].split("/", 1)
-    return name in _installed_names(folder)
+    return filename[len(folder) :] in _recorded_files(folder)
 
 
 @functools.lru_cache(maxsize=256)
-def _installed_names(folder: str) -> frozenset[str]:
-    """Returns the names of the files and folders in this folder that installers recorded there.
+def _recorded_files(folder: str) -> frozenset[str]:
+    """Returns the files below the folder that installers recorded there, relative to it.
 
     The source of a project that is installed in place has no such record.
     """
@@ -57,5 +56,5 @@ def _installed_names(folder: str) -> frozenset[str]:
             lines = record.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             continue
-        found.update(line.split(",", 1)[0].split("/", 1)[0] for line in lines)
+        found.update(line.split(",", 1)[0] for line in lines)
     return frozenset(found)

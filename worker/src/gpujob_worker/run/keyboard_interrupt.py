@@ -20,7 +20,9 @@ def caught_by_script(frame: FrameType | None) -> bool:
         if frame is None:
             return False
         if _catches(frame):
-            return is_script_file(frame.f_code.co_filename)
+            filename = frame.f_code.co_filename
+            # Code without a file is that of `python -c`, whose lines Python 3.13 keeps.
+            return filename.startswith("<") or is_script_file(filename)
         frame = frame.f_back
     return False
 
