@@ -272,6 +272,6 @@ def test_an_attempt_that_ends_because_its_resume_was_refused_is_an_interruption(
     assert (status.counters.errors, status.counters.interruptions) == (0, 1)
     assert status.counters.fruitless == 1
     assert status.checkpoint is None
-    assert "no checkpoint: the next attempt starts from the beginning; 192 steps are lost" in (
-        events[1].message
-    )
+    message = events[1].message
+    assert f"the checkpoint of step 190 did not bring worker 0 back: {REFUSED.reason}" in message
+    assert "no checkpoint: the next attempt starts from the beginning; 192 steps are lost" in message

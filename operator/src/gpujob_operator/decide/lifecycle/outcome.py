@@ -161,6 +161,12 @@ def _ended_by(pods: tuple[PodView, ...]) -> str:
             said = f": {pod.message[-200:]}" if pod.message and reason == pod.reason else ""
             text = f"pod {pod.name} was ended from outside ({reason}{said})"
             return f"{text} before its last step" if pod.exit_code == EXIT_DONE else text
+        refused = pod.termination.resume_refused if pod.termination is not None else None
+        if refused is not None and pod.exit_code == EXIT_INTERRUPTED_UNSAVED:
+            return (
+                f"the checkpoint of step {refused.step} did not bring worker {pod.rank} back: "
+                f"{refused.reason}"
+            )
         if _left_as_asked(pod) or pod.exit_code in _INTERRUPTED:
             early = " before its last step" if pod.exit_code == EXIT_DONE else ""
             return f"worker {pod.rank} was asked to end, and ended with {pod.exit_code}{early}"
