@@ -194,6 +194,13 @@ BLAME = (
         "lifecycle/test_start_refusals.py",
     ),
     of_decide(
+        "of nodes that refused a job the cheapest is always the next",
+        "lifecycle/start_refusals.py",
+        " + turn * TURN_SECONDS",
+        "",
+        "lifecycle/test_start_refusals.py",
+    ),
+    of_decide(
         "a long pull that fails is given no second try",
         "lifecycle/start_refusals.py",
         "if pod.reason_since is not None:",

@@ -156,7 +156,8 @@ def test_no_node_that_refused_the_job_is_free_again_before_the_next_attempt() ->
     pause = pause_seconds(found.status.start_refusals, CONFIGURATION)
     assert pause == 40
     avoided = {one.node: one.until for one in found.status.start_refusals if one.node is not None}
-    assert avoided == {node: after(5 + pause + NODE_AVOIDED_SECONDS) for node in ("n0", "n7")}
+    least = after(5 + pause + NODE_AVOIDED_SECONDS)
+    assert least < avoided["n7"] < avoided["n0"] < least + timedelta(seconds=30), "in their turns"
 
 
 def test_the_node_is_that_of_the_worker_that_is_refused() -> None:
@@ -441,20 +442,26 @@ def test_a_node_is_avoided_for_its_time(nodes: tuple[str, ...], at: float, where
     assert found.placement.workers[0].node == where
 
 
-def test_of_many_nodes_each_is_tried_before_one_is_tried_again() -> None:
+@pytest.mark.parametrize("words", ["no", "1 Too many pods", "1 Insufficient cpu"])
+def test_of_many_nodes_each_is_tried_before_one_is_tried_again(words: str) -> None:
     """Whatever refused the job before, and however long it pauses."""
     job, at, tried = with_status(make_job("picky"), start_refusals=OF_A_WEBHOOK), 0.0, list[str]()
     nodes = [make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}")) for n in range(4)]
-    while len(tried) < len(nodes):
+    while len(tried) < 3 * len(nodes):
+        at += 5.0
+        assert at < 10_000, tried
         seen = [replace(one, status=replace(one.status, observed_at=after(at))) for one in nodes]
-        found = statuses(plan(make_snapshot(job, gpu_nodes=seen), after(at)).items)["picky"]
-        assert found.placement is not None, tried
+        snapshot = make_snapshot(job, gpu_nodes=seen)
+        found = statuses(plan(snapshot, after(at)).items).get("picky", job.status)
+        if found.placement is None:
+            continue
         tried.append(found.placement.workers[0].node)
-        refusal = Refusal("Unschedulable", "no", tried[-1], 0.0)
+        refusal = Refusal("Unschedulable", words, tried[-1], 0.0)
         refused = with_refusal(replace(job, status=found), refusal, DEFAULTS, after(at))
         job = with_status(job, attempt=found.attempt, start_refusals=refused.start_refusals)
-        at += 5.0 + pause_seconds(refused.start_refusals, DEFAULTS)
-    assert sorted(tried) == ["n0", "n1", "n2", "n3"]
+        at += pause_seconds(refused.start_refusals, DEFAULTS)
+    for first in range(0, len(tried), len(nodes)):
+        assert sorted(tried[first : first + len(nodes)]) == ["n0", "n1", "n2", "n3"], tried
 
 
 def test_a_gang_that_must_lie_apart_waits_for_the_node_that_it_avoids() -> None:

@@ -274,4 +274,5 @@ def test_an_attempt_that_ends_because_its_resume_was_refused_is_an_interruption(
     assert status.checkpoint is None
     message = events[1].message
     assert f"the checkpoint of step 190 did not bring worker 0 back: {REFUSED.reason}" in message
-    assert "no checkpoint: the next attempt starts from the beginning; 192 steps are lost" in message
+    again = "no checkpoint: the next attempt starts from the beginning; 192 steps are lost"
+    assert again in message

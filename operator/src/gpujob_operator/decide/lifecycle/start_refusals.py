@@ -45,6 +45,8 @@ CANNOT_START_SECONDS = 30.0
 # Volumes need time to be attached. Each wait is twice as long as the one before.
 SANDBOX_SECONDS = 45.0
 NODE_AVOIDED_SECONDS = 60.0
+# Of two nodes that refused the job, the later one is avoided for this much longer than the other.
+TURN_SECONDS = 5.0
 # An attempt that ran this long has not failed at its start.
 USED_SECONDS = 60.0
 NODE_AVOIDED_SECONDS_MAX = 3600.0
@@ -245,8 +247,9 @@ def with_refusal(
 ) -> GPUJobStatus:
     """Returns the status with the refusal, among the newest refusals of this spec.
 
-    Every node that refused the job is avoided for longer than the job now pauses. Otherwise the job
-    would return to the cheapest of these nodes each time and never try another one.
+    Every node that refused the job is avoided for longer than the job now pauses, and a node that
+    refused it later for longer than one that refused it before. Otherwise the job would return to
+    the cheapest of these nodes each time and never try another one.
     """
     place, held = (refusal.node, refusal.beside), current_refusals(job)
     before = next((one for one in held if (one.node, one.beside) == place), None)
@@ -260,8 +263,13 @@ def with_refusal(
     avoided_seconds = backoff_seconds(NODE_AVOIDED_SECONDS, longer, NODE_AVOIDED_SECONDS_MAX)
     least = {one.node: NODE_AVOIDED_SECONDS for one in newest} | {refusal.node: avoided_seconds}
     avoided = [
-        replace(one, until=max(one.until, tried_at + timedelta(seconds=least[one.node])))
-        for one in newest
+        replace(
+            one,
+            until=max(
+                one.until, tried_at + timedelta(seconds=least[one.node] + turn * TURN_SECONDS)
+            ),
+        )
+        for turn, one in enumerate(newest)
     ]
     # The rule that two workers must be on different nodes is kept until the other nodes may be
     # tried again. Otherwise both workers would come to one node meanwhile, and that refusal would
