@@ -374,6 +374,8 @@ def test_a_node_that_is_full_is_not_avoided_for_longer_each_time(message: str) -
 
 # -- pauses
 
+OF_A_WEBHOOK = (StartRefusal("PodRejected", "no endpoints", 4, T0, None),)
+
 
 def attempts(job: GPUJob, count: int, **seen: Any) -> list[float]:
     """The pauses after each of so many attempts that are refused."""
@@ -396,6 +398,18 @@ def test_pauses_double_up_to_a_limit_and_no_retry_is_used() -> None:
 
 def test_another_node_is_tried_at_once_and_further_ones_after_pauses() -> None:
     assert attempts(make_job(), 4) == [0, 10, 20, 40]
+
+
+def test_nodes_that_were_not_tried_before_are_tried_without_longer_pauses() -> None:
+    """Of thirty nodes the last one may be in the zone of the job's volume."""
+    once = [StartRefusal("Unschedulable", "", 1, T0, f"n{n}") for n in range(START_REFUSALS_MAX)]
+    first = [pause_seconds(tuple(once[:count]), DEFAULTS) for count in (1, 2, 3, 10)]
+    assert first == [0, 10, 10, 10]
+    again = (*once[1:10], replace(once[0], count=2))
+    assert pause_seconds(again, DEFAULTS) == 600, "each was tried"
+    assert pause_seconds(tuple(once), DEFAULTS) == 600, "earlier ones are forgotten"
+    anywhere = (*OF_A_WEBHOOK, once[0])
+    assert pause_seconds(anywhere, DEFAULTS) == 160
 
 
 def test_a_job_that_runs_forgets_what_refused_it_anywhere_and_the_length_of_pauses() -> None:
@@ -422,9 +436,6 @@ def refused_on(*nodes: str | None, seconds: float = 60.0) -> GPUJob:
         for node in nodes
     )
     return with_status(make_job("picky"), start_refusals=known)
-
-
-OF_A_WEBHOOK = (StartRefusal("PodRejected", "no endpoints", 4, T0, None),)
 
 
 def two_nodes(*jobs: GPUJob) -> Any:

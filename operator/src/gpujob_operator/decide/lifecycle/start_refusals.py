@@ -284,14 +284,18 @@ def with_refusal(
 
 
 def pause_seconds(refusals: tuple[StartRefusal, ...], configuration: Configuration) -> float:
-    """Returns how long a job with these refusals waits before its next attempt.
+    """Returns how long a job with these refusals waits before its next attempt. The newest is last.
 
-    It does not wait after the first node that refused it. Later waits are longer each time.
+    It does not wait after the first node that refused it. Later waits are longer each time, but not
+    while nodes refuse it that it had not tried before: the next one may take it.
     """
     anywhere = any(one.node is None for one in refusals)
     tries = _count(refusals) - (1 if anywhere else 2)
     if tries < 0:
         return 0.0
+    remembers_all = len(refusals) < START_REFUSALS_MAX
+    if remembers_all and not anywhere and refusals[-1].count == 1:
+        tries = 0
     return backoff_seconds(
         configuration.retry_backoff_seconds, tries, configuration.retry_backoff_max_seconds
     )
