@@ -15,7 +15,7 @@ from typing import Any, cast
 from gpujob_api.codec import format_time
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.manifest import gpujob_from_manifest
-from gpujob_operator.client.api_errors import AlreadyExists, Conflict, NotFound
+from gpujob_operator.client.api_errors import AlreadyExists, ApiError, Conflict, NotFound
 from gpujob_operator.observe.cache import Kind
 from tests.harness.pod_tokens import claims_of
 from tests.simulation.clock import Clock
@@ -346,7 +346,11 @@ class ApiServer:
         self._history.append(revision)
         self._events[kind].append((self._version, event_type, after))
         for recorder in self.recorders:
-            recorder(revision)
+            try:
+                recorder(revision)
+            except ApiError as error:
+                # Whoever made the request would take it for the answer.
+                raise RuntimeError(f"{recorder}: {error}") from error
         for watcher in list(self.watchers):
             watcher(kind, event_type, after)
         return after

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 from gpujob_api.gpujob import GPUJob, JobPhase
+from gpujob_operator.client.api_errors import NotFound
 from gpujob_operator.decide.model.stop_reasons import MIGRATED, PREEMPTED, RECLAIMED, rule_of
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.api_server import ApiServer, Revision
@@ -55,7 +56,11 @@ class PreemptionUse:
 
     def _check(self, key: str, at: float) -> None:
         namespace, name = key.split("/")
-        status = self._api.job(self._api.get(Kind.JOB, namespace, name)).status
+        try:
+            status = self._api.job(self._api.get(Kind.JOB, namespace, name)).status
+        except NotFound:
+            # It was deleted while this request was under way.
+            return
         attempt = status.attempt
         if status.placement is not None:
             # It was placed while this request was under way, and has not failed to use its GPUs.
