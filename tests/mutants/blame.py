@@ -201,6 +201,20 @@ BLAME = (
         "lifecycle/test_start_refusals.py",
     ),
     of_decide(
+        "a worker of which no report arrives hangs, whatever its GPU does",
+        "lifecycle/stops.py",
+        "inputs.usage.utilization_percent >= BUSY_PERCENT_MIN",
+        "False",
+        "lifecycle/test_silent_workers.py",
+    ),
+    of_decide(
+        "old readings show that a silent worker hangs",
+        "lifecycle/stops.py",
+        "if not all(tells(site) for site in inputs.sites):",
+        "if False:",
+        "lifecycle/test_silent_workers.py",
+    ),
+    of_decide(
         "a long pull that fails is given no second try",
         "lifecycle/start_refusals.py",
         "if pod.reason_since is not None:",

@@ -102,10 +102,12 @@ def test_a_node_that_is_back_has_the_whole_time_to_show_progress() -> None:
     (back,) = [item for item in found.items if isinstance(item, WriteStatus)]
     assert back.status.phase is JobPhase.RUNNING
     later = Snapshot(jobs=(replace(back.job, status=back.status),))
-    # No report of the attempt is known.
+    # No report of the attempt is known, and its GPU is idle.
     limit_seconds = HANG_TIMES_WITHOUT_STEPS * hang_seconds()
-    assert not _stopped(plan(seen(False, later), after(back_at + limit_seconds - 10)))
-    assert _stopped(plan(seen(False, later), after(back_at + limit_seconds + 10)))
+    for seconds, stops in ((limit_seconds - 10, False), (limit_seconds + 10, True)):
+        at = back_at + seconds
+        fresh = replace(seen(False, later), gpu_nodes=(make_gpu_node("n0", at=at),))
+        assert _stopped(plan(fresh, after(at))) is stops
 
 
 def _stopped(found: Plan) -> bool:

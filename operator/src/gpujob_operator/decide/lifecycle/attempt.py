@@ -27,7 +27,7 @@ from gpujob_operator.decide.lifecycle.done import (
     with_done_ranks,
 )
 from gpujob_operator.decide.lifecycle.ending import end_attempt
-from gpujob_operator.decide.lifecycle.faults import gone_gpus, seconds_until_silent
+from gpujob_operator.decide.lifecycle.faults import SILENT_SECONDS, gone_gpus, seconds_until_silent
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.outcome import failure_so_far
 from gpujob_operator.decide.lifecycle.pod_cleanup import abandoned_pods, delete_pod, stray_pods
@@ -286,6 +286,9 @@ def _running(
     untuned.while_it_runs(job, status, inputs.report, usage, configuration, writer)
     since = status.progressed_at or now
     left = hang_limit_seconds(job, inputs.report) - (now - since).total_seconds()
+    if left < 0:
+        # No report arrives, and the readings do not show that it hangs.
+        left = SILENT_SECONDS
     if gone_gpus(job, inputs.sites):
         left = min(left, seconds_until_silent(job, inputs, now))
     unused_seconds = seconds_until_used(job.status, report, now)

@@ -216,7 +216,7 @@ def gone_gpus(job: GPUJob, sites: Sites) -> str:
     workers = placement.workers if placement is not None else ()
     for worker, site in zip(workers, sites, strict=False):
         gone = [uuid for uuid in worker.gpus if site.gpu(uuid) is None]
-        if gone and site.facts is not None and _tells(site):
+        if gone and site.facts is not None and tells(site):
             there = format_count(site.facts.gpus, "GPU")
             which, verb = ", ".join(gone[:3]), "is" if len(gone) == 1 else "are"
             return f"{which} of node {site.node} {verb} gone; its agent shows {there}"
@@ -288,7 +288,8 @@ def _is_stale(facts: NodeFacts) -> bool:
     return facts.closed is not None and facts.closed.reason is ClosedReason.STALE
 
 
-def _tells(site: WorkerSite) -> bool:
+def tells(site: WorkerSite) -> bool:
+    """Returns whether the node's readings are of now."""
     facts = site.facts
     if facts is None or not facts.gpus:
         return False

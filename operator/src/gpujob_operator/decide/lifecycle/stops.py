@@ -3,9 +3,15 @@
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
+from gpujob_api.meta import LABEL_REVISION
 from gpujob_operator.decide.lifecycle import faults
 from gpujob_operator.decide.lifecycle.done import circumstances_of, known_done
-from gpujob_operator.decide.lifecycle.faults import gone_gpus, stop_for_gone_gpus
+from gpujob_operator.decide.lifecycle.faults import (
+    gone_gpus,
+    seconds_until_silent,
+    stop_for_gone_gpus,
+    tells,
+)
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
 from gpujob_operator.decide.lifecycle.start_refusals import (
     is_refused_start,
@@ -69,7 +75,7 @@ def reason_to_stop(
         return evicted
     if job.status.phase is JobPhase.STARTING:
         return _cannot_start(job, pods, inputs, configuration, now, deadline)
-    return _hung(job, inputs, configuration, now, deadline)
+    return _hung(job, pods, inputs, configuration, now, deadline)
 
 
 def _after_an_end(job: GPUJob, ended: list[PodView], deadline: datetime) -> StopReason:
@@ -137,10 +143,15 @@ def _cannot_start(
 
 
 def _hung(
-    job: GPUJob, inputs: JobInputs, configuration: Configuration, now: datetime, deadline: datetime
+    job: GPUJob,
+    pods: tuple[PodView, ...],
+    inputs: JobInputs,
+    configuration: Configuration,
+    now: datetime,
+    deadline: datetime,
 ) -> StopReason | None:
     limit_seconds = hang_limit_seconds(job, inputs.report)
-    if _works_silently(job, inputs) or _is_cut_off(inputs):
+    if _is_cut_off(inputs) or _may_work_silently(job, pods, inputs, now):
         return None
     # The status is written at intervals, so the last report may be newer.
     status = with_report(job, job.status, inputs.report, configuration)
@@ -171,15 +182,22 @@ def _after_last_step(job: GPUJob, inputs: JobInputs) -> str:
     )
 
 
-def _works_silently(job: GPUJob, inputs: JobInputs) -> bool:
-    """Returns True for a worker of another framework that reports nothing and keeps its
-    GPU busy.
+def _may_work_silently(
+    job: GPUJob, pods: tuple[PodView, ...], inputs: JobInputs, now: datetime
+) -> bool:
+    """Returns whether a worker from which no report arrives may work.
+
+    It may be one of another framework. A network policy, or a lost right of the operator, may keep
+    its reports away. Its GPU is then the only evidence, and for a replica its readiness probe. Old
+    readings prove nothing.
     """
-    measurement = job.status.measurement
-    spoke = measurement is not None and measurement.current is not None
-    speaks = inputs.report is not None and inputs.report.report.attempt == job.status.attempt
-    busy = inputs.usage is not None and inputs.usage.utilization_percent >= BUSY_PERCENT_MIN
-    return busy and not (spoke or speaks)
+    if seconds_until_silent(job, inputs, now) > 0:
+        return False
+    if not all(tells(site) for site in inputs.sites):
+        return True
+    if LABEL_REVISION in job.metadata.labels and all(pod.ready for pod in pods):
+        return True
+    return inputs.usage is not None and inputs.usage.utilization_percent >= BUSY_PERCENT_MIN
 
 
 def _is_cut_off(inputs: JobInputs) -> bool:
