@@ -63,7 +63,7 @@ BLAME = (
     of_decide(
         "a job on a silent node hangs",
         "lifecycle/stops.py",
-        " or _is_cut_off(inputs)",
+        "_is_cut_off(inputs) or ",
         "",
         "lifecycle/test_reachability.py",
     ),

@@ -1,15 +1,24 @@
 """Interruptions without progress: they end, and the waits between them grow."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gpujob_api.gpujob import Counters, StopReason
+from gpujob_api.gpujob import Counters, JobPhase, StopReason
 from gpujob_api.report import CheckpointReport
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome
 from gpujob_operator.decide.lifecycle.retry import FRUITLESS_INTERRUPTIONS_MAX, interrupted
 from gpujob_operator.decide.model.configuration import Configuration
-from tests.harness.builders import after, make_job, running
+from tests.harness.builders import (
+    after,
+    make_gpu_node,
+    make_job,
+    make_report,
+    received,
+    running,
+)
+from tests.harness.world import World
 
 CONFIGURATION = Configuration()
 INTERRUPTION = Outcome(AttemptEnd.INTERRUPTED)
@@ -56,3 +65,35 @@ def test_fruitless_attempts_wait_longer_each_time() -> None:
         assert decision.next_attempt_at is not None
         delays.append((decision.next_attempt_at - after(60)).total_seconds())
     assert delays == [0, 10, 20, 40, CONFIGURATION.retry_backoff_max_seconds]
+
+
+def test_a_run_that_began_again_makes_progress_from_there() -> None:
+    """At step 100,000 its claim was deleted and made again. Since then each attempt saves 1,000
+    more steps before its node goes.
+    """
+    world = World(make_job("a"), gpu_nodes=[make_gpu_node("n0")])
+
+    def report(step: int, saved: int | None, resumed_from: int | None) -> None:
+        attempt = world.status("a").attempt
+        words = make_report(
+            attempt, step=step, checkpoint_step=saved, resumed_from_step=resumed_from
+        )
+        seen = received(world.job("a"), words, world.seconds)
+        world.snapshot = replace(world.snapshot, reports=(seen,))
+
+    world.tick()
+    report(100_000, 100_000, None)
+    world.tick(30)
+    world.end("a", 143)
+    for number in range(FRUITLESS_INTERRUPTIONS_MAX + 5):
+        while world.phase("a") is JobPhase.PENDING:
+            world.tick(30)
+        step = 1000 * number
+        report(step + 5, step or None, step or None)
+        world.tick(60)
+        report(step + 1000, step + 1000, step or None)
+        world.tick(300)
+        world.end("a", 143)
+        world.tick(5)
+        assert world.status("a").counters.fruitless <= 1
+    assert world.phase("a") is not JobPhase.FAILED

@@ -35,6 +35,7 @@ from tests.harness.builders import (
     statuses,
     with_status,
 )
+from tests.harness.world import World
 
 CONFIGURATION = Configuration(retry_backoff_seconds=10, retry_backoff_max_seconds=40)
 DEFAULTS = Configuration()
@@ -515,3 +516,21 @@ def test_nobody_makes_room_for_a_job_whose_pods_are_refused(
     found = statuses(plan(snapshot, after(40)).items)
     stops = [one.stop.reason for one in found.values() if one.stop is not None]
     assert stops == (["Preempted"] if stopped else [])
+
+
+@pytest.mark.parametrize("edited", [False, True])
+@pytest.mark.parametrize(("code", "least_seconds"), [(1, 300), (143, 20_000)])
+def test_an_edit_after_an_old_refusal_ends_no_pause_of_failures(
+    code: int, least_seconds: int, *, edited: bool
+) -> None:
+    """A node refused the job's pod last week, and it started elsewhere. Then its priority was
+    edited.
+    """
+    old = StartRefusal("CannotStart", "could not start", 1, after(-3000), "n9", (), 1)
+    job = make_job("a", retries=5, generation=2 if edited else 1)
+    world = World(with_status(job, start_refusals=(old,)), gpu_nodes=[make_gpu_node("n0")])
+    while world.phase("a") is not JobPhase.FAILED:
+        world.tick(1 if world.seconds < 400 else 30)
+        if world.phase("a") is JobPhase.RUNNING:
+            world.end("a", code)
+    assert world.seconds > least_seconds

@@ -223,9 +223,14 @@ def _out_of_memory_step(status: GPUJobStatus, outcome: Outcome) -> int | None:
 
 
 def _interrupted_at_step(status: GPUJobStatus, outcome: Outcome) -> int | None:
-    """Returns the step beyond which a durable step counts as progress from now on."""
+    """Returns the step beyond which a durable step counts as progress from now on.
+
+    A run that began again, because its checkpoint was lost or refused, makes progress from there.
+    """
     if outcome.end is not AttemptEnd.INTERRUPTED or status.checkpoint is None:
         return status.interrupted_at_step
+    if status.resumed_from_step == 0:
+        return status.checkpoint.step
     return max(status.checkpoint.step, status.interrupted_at_step or 0)
 
 

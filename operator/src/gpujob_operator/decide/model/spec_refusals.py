@@ -11,10 +11,12 @@ from typing import Any, cast
 from gpujob_api.gpujob import GPUJob, SpotPolicy
 from gpujob_api.start_refusal import StartRefusal
 from gpujob_api.visible import visible
+from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.checkpoint_claim import checkpoint_claim
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.pod_template import pod_spec
 from gpujob_operator.decide.model.protection import Unprotected, why_unprotected
+from gpujob_operator.decide.model.stop_reasons import rule_for
 
 # GPUs and their memory under the names that device plugins give them: nvidia.com/gpu.shared,
 # nvidia.com/mig-1g.10gb, aliyun.com/gpu-mem, volcano.sh/vgpu-memory, nvidia.com/gpumem. Classes of
@@ -102,5 +104,12 @@ def current_refusals(job: GPUJob) -> tuple[StartRefusal, ...]:
 
 
 def is_edited_since_refused(job: GPUJob) -> bool:
-    """Returns whether every refusal of the job belongs to an earlier spec."""
+    """Returns whether the job pauses after a refusal, and every refusal is of an earlier spec.
+
+    Refusals are kept while the job runs. A pause after a failure or an interruption is none of
+    theirs.
+    """
+    running = conditions.find(job.status, conditions.RUNNING)
+    if running is None or not rule_for(running.reason).is_refusal:
+        return False
     return bool(job.status.start_refusals) and not current_refusals(job)
