@@ -7,6 +7,7 @@ import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_api.gpuqueue import GPUQueue
+from gpujob_operator.decide.preemption.replaced_queues import REPLACED_SECONDS
 from tests.harness.builders import MODEL, make_gpu, make_gpu_node, make_job, make_queue, running
 from tests.harness.queues import queues_of
 from tests.harness.world import SETTLE_MAX, World
@@ -286,11 +287,12 @@ def test_what_jobs_of_a_deleted_queue_hold_is_given_back() -> None:
     world = world_of(whole("b0", queue="b"), whole("b1", queue="b"), queues=(*queues, lent), gpus=2)
     world.tick()
     world.snapshot = replace(world.snapshot, queues=queues)
-    world.tick(60)
-    assert world.running() == {"b0", "b1"}
-    world.stubborn = {"b0", "b1"}
-    world.submit(whole("a0", queue="a", created=60))
     world.tick()
+    world.submit(whole("a0", queue="a", created=60))
+    world.tick(REPLACED_SECONDS - 10)
+    assert world.running() == {"b0", "b1"}, "the queue may be made again"
+    world.stubborn = {"b0", "b1"}
+    world.tick(20)
     stops = [stop for name in ("b0", "b1") if (stop := world.status(name).stop) is not None]
     assert [stop.reason for stop in stops] == ["Reclaimed"]
     assert "queue b does not exist any more" in stops[0].message
@@ -307,3 +309,30 @@ def test_a_queue_that_is_made_again_has_its_jobs_again() -> None:
     world.tick()
     assert world.running() == {"b0", "b1"}
     assert [one.status.reserved_gpus for one in world.snapshot.queues] == [0, 0, 2]
+
+
+@pytest.mark.parametrize("replaced", ["a", "org"])
+def test_a_queue_that_is_replaced_loses_no_attempt(replaced: str) -> None:
+    """`kubectl replace --force` deletes a queue and makes it again, with a cycle in between.
+
+    `b` is entitled to a GPU and waits for one.
+    """
+    org, b = make_queue("org", gpus=3), make_queue("b", parent="org", gpus=1)
+    a = make_queue("a", parent="org", gpus=2 if replaced == "a" else None)
+    jobs = [whole(f"a{n}", queue="a") for n in range(2)]
+    world = world_of(*jobs, queues=(org, a, b), gpus=2)
+    world.tick(5)
+    world.submit(whole("b0", queue="b", created=5))
+    world.tick(120)
+    before = world.snapshot.queues
+    rest = tuple(one for one in before if one.metadata.name != replaced)
+    world.snapshot = replace(world.snapshot, queues=rest)
+    world.tick(0.1)
+    again = [
+        replace(one, metadata=replace(one.metadata, uid="again"))
+        for one in before
+        if one.metadata.name == replaced
+    ]
+    world.snapshot = replace(world.snapshot, queues=(*world.snapshot.queues, *again))
+    world.tick(5)
+    assert world.running() == {"a0", "a1"}

@@ -20,6 +20,7 @@ from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import CycleView, JobRequirements
 from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
+from gpujob_operator.decide.preemption.replaced_queues import may_be_replaced
 from gpujob_operator.decide.preemption.use import barred_seconds
 from gpujob_operator.decide.preemption.victims import (
     VICTIMS_MAX,
@@ -406,8 +407,13 @@ class Preemptor:
     def _is_let_in(self, job: GPUJob) -> bool:
         return barred_seconds(job, self.now) <= 0
 
+    def _may_be_replaced(self, job: GPUJob) -> bool:
+        return may_be_replaced(job, self.queues.queue_of(job), self.queues.tree, self.now)
+
     def _is_free_to_interrupt(self, job: GPUJob, reason: str) -> bool:
         if job.metadata.uid in self.stops or not self._answers(job):
+            return False
+        if reason == RECLAIMED and self._may_be_replaced(job):
             return False
         if reason == RECLAIMED and self.configuration.preemptions_max:
             return is_at_work(job)
