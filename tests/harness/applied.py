@@ -16,6 +16,7 @@ from gpujob_operator.decide.model.plan import (
     Plan,
     RejectJob,
     SaveProfile,
+    TryTemplate,
     WriteQueueStatus,
     WriteStatus,
 )
@@ -31,7 +32,7 @@ def applied(snapshot: Snapshot, plan: Plan, now: datetime) -> Snapshot:
     pods = {pod.uid: pod for pod in snapshot.pods}
     queues = {queue.metadata.name: queue for queue in snapshot.queues}
     profiles = {_profile_key(profile): profile for profile in snapshot.profiles}
-    for item in plan.items:
+    for item in (item for item in plan.items if not isinstance(item, TryTemplate)):
         match item:
             case WriteStatus():
                 status = decode(GPUJobStatus, encode(item.status), "status")

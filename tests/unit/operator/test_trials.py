@@ -30,7 +30,7 @@ from gpujob_operator.client.api_errors import (
 from gpujob_operator.client.kube import CLAIMS, JOBS
 from gpujob_operator.cycle import snapshot_from_json, snapshot_to_json
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.plan import WriteStatus
+from gpujob_operator.decide.model.plan import TryTemplate, WriteStatus
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.snapshot import RefusedTemplate, Snapshot
 from tests.harness.builders import after, make_job, make_template, placed
@@ -100,6 +100,44 @@ async def test_a_refused_template_is_tried_again_after_pauses_that_double(
         bench.clock.advance(seconds)
     assert await bench.run(item) == {WriteResult.DONE: 1}
     assert told(bench, item) == []
+
+
+async def test_a_job_that_is_created_again_is_tried_before_the_pause_of_the_template(
+    bench: ExecutorBench,
+) -> None:
+    """The ServiceAccount that was missing is there, and the job was deleted and applied again."""
+    first = placement(bench)
+    bench.kube.fail("try", "pods", INVALID, times=3)
+    for seconds in (10.0, 20.0, 0.0):
+        await bench.run(first)
+        bench.clock.advance(seconds)
+    again = placement(bench, "again")
+    assert await bench.run(again) == {WriteResult.REFUSED: 1}
+    assert tries(bench) == 3, "the verdict is of now"
+    bench.clock.advance(10.0)
+    assert await bench.run(again) == {WriteResult.REFUSED: 1}
+    assert await bench.run(placement(bench, "newer")) == {WriteResult.DONE: 1}
+    assert tries(bench) == 4
+
+
+async def test_a_refused_template_is_tried_without_a_placement(bench: ExecutorBench) -> None:
+    """Its job waits for capacity, and would never learn that its pods are accepted by now."""
+    item = placement(bench)
+    bench.kube.fail("try", "pods", INVALID, times=2)
+    await bench.run(item)
+    assert await bench.run(TryTemplate(item.job)) == {}
+    assert tries(bench) == 1, "the verdict holds"
+    bench.clock.advance(10.0)
+    await bench.run(TryTemplate(item.job))
+    assert tries(bench) == 2
+    assert told(bench, item) == [(item.job.metadata.uid, INVALID.message)]
+    bench.clock.advance(20.0)
+    settled = bench.settled
+    await bench.run(TryTemplate(item.job))
+    assert told(bench, item) == []
+    assert bench.settled > settled, "the job is decided again at once"
+    await bench.run(TryTemplate(item.job))
+    assert tries(bench) == 3, "nothing is left to try"
 
 
 @pytest.mark.parametrize("error", [Throttled("later", 1.0), Unavailable(503, "x", "y")])

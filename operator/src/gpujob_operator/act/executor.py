@@ -38,6 +38,7 @@ from gpujob_operator.decide.model.plan import (
     PlanItem,
     RejectJob,
     SaveProfile,
+    TryTemplate,
     WriteQueueStatus,
     WriteStatus,
 )
@@ -365,3 +366,6 @@ def _lane(item: PlanItem) -> str:
             return f"profile {item.profile.metadata.key}"
         case WriteQueueStatus():
             return f"queue {item.queue.metadata.name}"
+        case TryTemplate():
+            # The job's status is written meanwhile.
+            return f"trial {item.job.metadata.uid}"

@@ -32,7 +32,7 @@ from gpujob_operator.client.api_errors import (
     Unavailable,
 )
 from gpujob_operator.client.retry import Retry
-from gpujob_operator.decide.model.plan import CreatePod, PlanItem, WriteStatus
+from gpujob_operator.decide.model.plan import CreatePod, PlanItem, TryTemplate, WriteStatus
 from gpujob_operator.decide.model.pod_requests import PodRequests
 from gpujob_operator.decide.model.protection import RESUME_REFUSED
 from gpujob_operator.decide.model.snapshot import Snapshot
@@ -161,6 +161,10 @@ class ItemRunner:
 
     async def run(self, sending: Sending) -> WriteResult:
         item = sending.item
+        if isinstance(item, TryTemplate):
+            if self._trials is not None:
+                await self._trials.try_again(item.job, self._try)
+            return WriteResult.DONE
         if await self._is_of_refused_template(item):
             self.results[WriteResult.REFUSED] += 1
             return WriteResult.REFUSED

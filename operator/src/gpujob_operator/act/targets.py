@@ -18,6 +18,7 @@ from gpujob_operator.decide.model.plan import (
     PlanItem,
     RejectJob,
     SaveProfile,
+    TryTemplate,
     WriteQueueStatus,
     WriteStatus,
 )
@@ -27,7 +28,7 @@ from gpujob_operator.decide.model.workers import worker_name
 def namespace_of(item: PlanItem) -> str:
     """Returns the namespace whose slots the write uses. Empty for a cluster-scoped object."""
     match item:
-        case WriteStatus() | RejectJob() | CreatePod() | DeleteJob():
+        case WriteStatus() | RejectJob() | CreatePod() | DeleteJob() | TryTemplate():
             return item.job.metadata.namespace
         case DeletePod():
             return item.pod.namespace
@@ -55,6 +56,8 @@ def target_of(item: PlanItem) -> Target:
             return "delete", PROFILES.plural, namespace, item.profile.metadata.name
         case WriteQueueStatus():
             return "update", QUEUES.plural, "", item.queue.metadata.name
+        case TryTemplate():
+            return "try", PODS.plural, namespace, item.job.metadata.name
 
 
 def pod_name(item: CreatePod) -> str:
@@ -75,7 +78,7 @@ def only_tells(item: PlanItem) -> bool:
     match item:
         case WriteStatus():
             return _only_tells(item.job.status, item.status)
-        case WriteQueueStatus() | SaveProfile():
+        case WriteQueueStatus() | SaveProfile() | TryTemplate():
             return True
         case _:
             return False

@@ -145,6 +145,8 @@ class _Verdict:
     message: str = ""
     failures: int = 0
     until: datetime | None = None
+    # When a refusal was received.
+    at: datetime | None = None
     reason: PendingReason = PendingReason.POD_REJECTED
 
 
@@ -161,8 +163,8 @@ class Trials:
         self._pause_seconds_max = configuration.retry_backoff_max_seconds
         self._clock = clock
         self._verdicts: OrderedDict[Key, _Verdict] = OrderedDict()
-        # Jobs whose templates were refused.
-        self._jobs: OrderedDict[str, Key] = OrderedDict()
+        # Jobs whose templates were refused, as they were placed then.
+        self._jobs: OrderedDict[str, tuple[Key, GPUJob]] = OrderedDict()
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
     async def refusal(self, job: GPUJob, attempt: Try) -> str:
@@ -172,19 +174,28 @@ class Trials:
         answer.
         """
         key = key_of(job)
-        verdict = self._known(key)
+        verdict = self._known(key, job)
         if verdict is None:
             lock = self._locks.setdefault(key, asyncio.Lock())
             async with lock:
-                verdict = self._known(key)
+                verdict = self._known(key, job)
                 if verdict is None:
                     answer = await attempt(job)
                     verdict = self._learn(key, answer, has_claims=bool(claims(job)))
         if verdict.message:
-            self._jobs[job.metadata.uid] = key
+            self._jobs[job.metadata.uid] = key, job
             if len(self._jobs) > JOBS_MAX:
                 self._jobs.popitem(last=False)
         return verdict.message
+
+    async def try_again(self, job: GPUJob, attempt: Try) -> None:
+        """Tries the template of a refused job again, with the placement of the last trial.
+
+        Does nothing while its verdict holds.
+        """
+        _, tried = self._jobs.get(job.metadata.uid, (None, None))
+        if tried is not None and key_of(tried) == key_of(job):
+            await self.refusal(replace(job, status=tried.status), attempt)
 
     def forget(self, job: GPUJob) -> None:
         """Forgets an accepted template after the API server refused one of its pods.
@@ -201,7 +212,7 @@ class Trials:
             return snapshot
         pending = {job.metadata.uid for job in snapshot.jobs if job.status.placement is None}
         refused: list[RefusedTemplate] = []
-        for uid, key in list(self._jobs.items()):
+        for uid, (key, _) in list(self._jobs.items()):
             verdict = self._verdicts.get(key)
             if uid in pending and verdict is not None and verdict.until and verdict.message:
                 refused.append(RefusedTemplate(uid, verdict.message, verdict.until, verdict.reason))
@@ -209,12 +220,18 @@ class Trials:
                 del self._jobs[uid]
         return replace(snapshot, refused_templates=tuple(refused))
 
-    def _known(self, key: Key) -> _Verdict | None:
-        """Returns the verdict that still holds, or None."""
-        verdict = self._verdicts.get(key)
-        if verdict is None or (verdict.until is not None and verdict.until <= self._clock()):
+    def _known(self, key: Key, job: GPUJob) -> _Verdict | None:
+        """Returns the verdict that still holds for the job, or None.
+
+        Whoever creates a refused job again has perhaps removed the cause. So the long pause of a
+        template is not that of a new job.
+        """
+        verdict, now = self._verdicts.get(key), self._clock()
+        if verdict is None or (verdict.until is not None and verdict.until <= now):
             return None
-        return verdict
+        if verdict.at is None or job.metadata.uid in self._jobs:
+            return verdict
+        return None if now - verdict.at >= timedelta(seconds=self._pause_seconds) else verdict
 
     def _learn(self, key: Key, answer: Answer | None, *, has_claims: bool) -> _Verdict:
         before = self._verdicts.pop(key, _Verdict())
@@ -233,7 +250,7 @@ class Trials:
             pause = backoff_seconds(self._pause_seconds, failures - 1, longest)
             until = self._clock() + timedelta(seconds=pause)
             message = visible(answer.message[:MESSAGE_CHARACTERS_MAX])
-            verdict = _Verdict(message, failures, until, answer.reason)
+            verdict = _Verdict(message, failures, until, self._clock(), answer.reason)
         self._verdicts[key] = verdict
         if len(self._verdicts) > VERDICTS_MAX:
             self._verdicts.popitem(last=False)

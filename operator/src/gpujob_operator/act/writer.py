@@ -46,6 +46,7 @@ from gpujob_operator.decide.model.plan import (
     PlanItem,
     RejectJob,
     SaveProfile,
+    TryTemplate,
     WriteQueueStatus,
     WriteStatus,
 )
@@ -164,6 +165,9 @@ class Writer:
                 await self._delete(PROFILES, item.profile.metadata)
             case SaveProfile():
                 await self._save_profile(item)
+            case TryTemplate():
+                # It writes nothing.
+                return
 
     def note_events(self, item: WriteStatus) -> None:
         """Posts the item's events, which have come true."""
@@ -218,6 +222,8 @@ class Writer:
                 return await self._confirm_status(QUEUES, item.queue.metadata)
             case SaveProfile():
                 return await self._confirm_status(PROFILES, item.profile.metadata)
+            case TryTemplate():
+                return WriteResult.DONE
         return WriteResult.CONFLICT
 
     async def _confirm_status(self, kind: ResourceType, metadata: Metadata) -> WriteResult:
@@ -235,7 +241,7 @@ class Writer:
                 self._feedback.gone(QUEUES, item.queue.metadata.uid)
             case SaveProfile() | DeleteProfile():
                 self._feedback.gone(PROFILES, item.profile.metadata.uid)
-            case CreatePod() | DeletePod():
+            case CreatePod() | DeletePod() | TryTemplate():
                 return
 
     async def _write_status(self, kind: ResourceType, noun: _HasMetadata, body: Manifest) -> None:

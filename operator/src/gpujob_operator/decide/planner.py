@@ -44,6 +44,7 @@ from gpujob_operator.decide.model.plan import (
     PlanItem,
     RejectJob,
     SaveProfile,
+    TryTemplate,
     WriteStatus,
 )
 from gpujob_operator.decide.model.snapshot import Snapshot
@@ -58,6 +59,8 @@ from gpujob_operator.decide.queue.quota import QuotaState, queue_statuses
 REST_MAX, WRITTEN_REST_MAX = timedelta(seconds=5), timedelta(seconds=30)
 # The shortest delay of a deadline of a job with a write in flight, whose write has to end first.
 REST_MIN = timedelta(seconds=1)
+# How many refused templates are tried again in a cycle.
+TRIES_MAX = 16
 
 
 def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None) -> Plan:
@@ -101,9 +104,24 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
     items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration, now)
     items += [DeleteJob(cache.entries[uid].job) for uid in cache.expiries.due(now)]
     items += [DeleteProfile(profile) for profile in cache.expired_profiles(now)]
-    # 8. Publish the queues' figures.
+    # 8. Try refused templates again.
+    items += _tries(cycle, placed)
+    # 9. Publish the queues' figures.
     items += queue_statuses(snapshot.queues, queues, cache.waiting.entries.values(), now)
     return Plan(tuple(items), cycle.next_seconds(steps))
+
+
+def _tries(cycle: "_Cycle", placed: Mapping[str, int]) -> list[TryTemplate]:
+    """Returns trials for refused jobs that still wait, the one that was refused first before the
+    others.
+    """
+    due = sorted(
+        (one.until, one.job_uid)
+        for one in cycle.snapshot.refused_templates
+        if one.until <= cycle.now and one.job_uid not in placed
+    )
+    jobs = (cycle.cache.entries[uid].job for _, uid in due if uid in cycle.cache.entries)
+    return [TryTemplate(job) for job in jobs if not job.spec.suspend][:TRIES_MAX]
 
 
 class Planner:

@@ -1,14 +1,14 @@
 """A pending job whose pods a dry run refused says so, holds nothing and moves nobody (I4, I15)."""
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase, SharingMode
 from gpujob_operator.decide.model.pending_reasons import PendingReason
-from gpujob_operator.decide.model.plan import EventNote, WriteStatus
-from gpujob_operator.decide.model.snapshot import RefusedTemplate
-from gpujob_operator.decide.planner import plan
-from tests.harness.builders import make_gpu, make_gpu_node, make_job
+from gpujob_operator.decide.model.plan import EventNote, Plan, TryTemplate, WriteStatus
+from gpujob_operator.decide.model.snapshot import RefusedTemplate, Snapshot
+from gpujob_operator.decide.planner import TRIES_MAX, plan
+from tests.harness.builders import make_gpu, make_gpu_node, make_job, make_queue
 from tests.harness.world import World
 
 WORDS = "spec.volumes[1].name: Duplicate value"
@@ -84,3 +84,88 @@ def test_nobody_is_preempted_for_it_even_when_it_is_to_be_tried() -> None:
     world.snapshot = replace(world.snapshot, refused_templates=())
     world.tick()
     assert (world.phase("low"), world.phase("refused")) == (JobPhase.PENDING, JobPhase.RUNNING)
+
+
+# -- once the refusal has ended
+
+
+def tried(world: World) -> list[str]:
+    items = plan(world.snapshot, world.now).items
+    return [item.job.metadata.name for item in items if isinstance(item, TryTemplate)]
+
+
+def test_it_is_tried_again_while_it_waits_for_capacity() -> None:
+    world = one_gpu(whole("other"))
+    world.tick()
+    world.submit(whole("refused", created=1))
+    refuse(world, "refused", 100)
+    world.tick(99)
+    assert tried(world) == []
+    world.tick(10)
+    assert tried(world) == ["refused"]
+    job = world.job("refused")
+    suspended = replace(job, spec=replace(job.spec, suspend=True))
+    others = [one for one in world.snapshot.jobs if one.metadata.name != "refused"]
+    world.snapshot = replace(world.snapshot, jobs=(*others, suspended))
+    assert tried(world) == []
+
+
+def test_a_cycle_tries_few_and_the_first_refused_before_the_others() -> None:
+    world = one_gpu(whole("other"))
+    world.tick()
+    world.submit(*(whole(f"refused{n:02}", created=1) for n in range(TRIES_MAX + 4)))
+    refused = [
+        RefusedTemplate(f"uid-refused{n:02}", WORDS, world.now - timedelta(seconds=n))
+        for n in range(TRIES_MAX + 4)
+    ]
+    world.snapshot = replace(world.snapshot, refused_templates=tuple(refused))
+    assert tried(world) == [f"refused{n:02}" for n in reversed(range(4, TRIES_MAX + 4))]
+
+
+class Accepting(World):
+    """The API server accepts every template by now."""
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        decided = super().decide(snapshot, now)
+        accepted = {
+            item.job.metadata.uid
+            for item in decided.items
+            if isinstance(item, TryTemplate)
+            or (isinstance(item, WriteStatus) and item.status.placement is not None)
+        }
+        left = [one for one in self.snapshot.refused_templates if one.job_uid not in accepted]
+        self.snapshot = replace(self.snapshot, refused_templates=tuple(left))
+        return decided
+
+
+def test_quota_is_reclaimed_for_it_once_its_pods_are_accepted() -> None:
+    queues = (
+        make_queue("org", gpus=1),
+        make_queue("owner", parent="org", gpus=1),
+        make_queue("guest", parent="org", gpus=0),
+    )
+    nodes = [make_gpu_node("n0", make_gpu("GPU-0"))]
+    world = Accepting(make_job("guest", queue="guest"), gpu_nodes=nodes, queues=queues)
+    world.tick()
+    world.submit(make_job("owner", queue="owner", created=2))
+    refuse(world, "owner", 10)
+    world.tick(5)
+    assert world.running() == {"guest"}
+    for _ in range(6):
+        world.tick(60)
+    assert world.running() == {"owner"}
+
+
+def test_a_claim_that_came_late_costs_no_place_in_the_queue_for_long() -> None:
+    """Two jobs of half an hour arrive each hour, so that the GPU is just full."""
+    world = Accepting(whole("late"), gpu_nodes=[make_gpu_node("n0", make_gpu("GPU-0"))])
+    refuse(world, "late", 10)
+    world.tick(1)
+    for number in range(8):
+        world.submit(whole(f"short{number}", created=world.seconds))
+        world.tick(900)
+        running = [name for name in world.running() if name != "late"]
+        world.tick(900)
+        for name in running:
+            world.end(name)
+    assert world.status("late").attempt == 1

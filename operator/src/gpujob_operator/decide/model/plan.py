@@ -108,6 +108,17 @@ class WriteQueueStatus:
     status: GPUQueueStatus
 
 
+@dataclass(frozen=True, slots=True)
+class TryTemplate:
+    """Repeat the dry run of a pending job's pod, which was refused.
+
+    A job that is placed is tried anyway. One that waits for capacity would never learn that its
+    pods are accepted by now, and nothing is preempted or nominated for it until then.
+    """
+
+    job: GPUJob
+
+
 PlanItem = (
     WriteStatus
     | RejectJob
@@ -117,6 +128,7 @@ PlanItem = (
     | SaveProfile
     | DeleteProfile
     | WriteQueueStatus
+    | TryTemplate
 )
 
 

@@ -21,6 +21,7 @@ from gpujob_operator.decide.model.plan import (
     Plan,
     RejectJob,
     SaveProfile,
+    TryTemplate,
     WriteQueueStatus,
     WriteStatus,
 )
@@ -175,7 +176,7 @@ class SimulatedCluster:
                 case WriteQueueStatus():
                     name = item.queue.metadata.name
                     self.queues[name] = replace(item.queue, status=item.status)
-                case RejectJob() | DeleteJob() | DeleteProfile():
+                case RejectJob() | DeleteJob() | DeleteProfile() | TryTemplate():
                     # Finished jobs stay, because the simulation reports on them.
                     pass
 
