@@ -109,7 +109,7 @@ class Cluster:
     def _watch(self, kind: AnyKind, event_type: str, manifest: Manifest) -> None:
         random = self.clock.random
         metadata = manifest["metadata"]
-        if event_type == "ADDED" and kind in (Kind.POD, Kind.JOB):
+        if event_type == "ADDED" and kind in (Kind.POD, Kind.JOB, OtherKind.SERVICE):
             # It may have come so late that its owner is gone.
             self._collect_without_owner(manifest)
         if kind is Kind.POD and is_gate(manifest):
