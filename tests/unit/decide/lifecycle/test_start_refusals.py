@@ -346,15 +346,14 @@ def test_a_gang_of_which_a_worker_is_rejected_after_it_ran_was_interrupted() -> 
 
 
 def times_avoided(message: str, count: int) -> list[float]:
-    """For how long the node is avoided after each pause, in seconds."""
+    """For how long the node is avoided after each refusal, in seconds."""
     job, found = make_job(), list[float]()
     for _ in range(count):
         again = with_status(placed(job, attempt=1), start_refusals=job.status.start_refusals)
         stopped = step(again, unschedulable(again, message=message))
         job = replace(job, status=step(replace(again, status=stopped.status)).status)
-        assert job.status.next_attempt_at is not None
         (known,) = job.status.start_refusals
-        found.append((known.until - job.status.next_attempt_at).total_seconds())
+        found.append((known.until - after(10)).total_seconds())
     return found
 
 
@@ -367,10 +366,24 @@ def times_avoided(message: str, count: int) -> list[float]:
     ],
 )
 def test_a_node_that_is_full_is_not_avoided_for_longer_each_time(message: str) -> None:
-    """The next pod that ends there makes room."""
-    assert times_avoided(message, 4) == [60, 60, 60, 60]
-    assert times_avoided("1 Insufficient rdma/hca", 4) == [60, 120, 240, 480]
+    """The next pod that ends there makes room. Pauses are longer each time, up to 40 s."""
+    assert times_avoided(message, 5) == [60, 70, 80, 100, 100]
+    assert times_avoided("1 Insufficient rdma/hca", 6) == [60, 120, 240, 480, 600, 600]
     assert times_avoided("1 Insufficient memory.example.com/x", 4) == [60, 120, 240, 480]
+
+
+def test_the_only_node_is_tried_again_as_often_as_pauses_allow() -> None:
+    """A secret is missing for twelve hours, and then it is there."""
+    job = make_job()
+    for _ in range(40):
+        again = with_status(placed(job, attempt=1), start_refusals=job.status.start_refusals)
+        refusal = Refusal("CannotStart", "secret not found", "n0", 0.0)
+        status = with_refusal(again, refusal, DEFAULTS, after(10))
+        job = with_status(job, start_refusals=status.start_refusals)
+    (known,) = job.status.start_refusals
+    pause = pause_seconds(job.status.start_refusals, DEFAULTS)
+    assert pause == 600
+    assert known.until == after(10 + pause + NODE_AVOIDED_SECONDS)
 
 
 # -- pauses

@@ -49,7 +49,8 @@ NODE_AVOIDED_SECONDS = 60.0
 TURN_SECONDS = 5.0
 # An attempt that ran this long has not failed at its start.
 USED_SECONDS = 60.0
-NODE_AVOIDED_SECONDS_MAX = 3600.0
+# Not longer than pauses: what the node lacks may be a secret, and it may be the only node.
+NODE_AVOIDED_SECONDS_MAX = 600.0
 # Messages of kube-scheduler and of kubelets about a node that is full. The next pod that ends there
 # makes room, so the node is never avoided for long. The operator places no pods beyond what it
 # knows of, but a LimitRange or a webhook may add requests, and other pods may come first.
@@ -260,17 +261,15 @@ def with_refusal(
     newest = (*others, known)[-START_REFUSALS_MAX:]
     tried_at = now + timedelta(seconds=pause_seconds(newest, configuration))
     longer = 0 if _FULL.search(refusal.message) else count - 1
-    avoided_seconds = backoff_seconds(NODE_AVOIDED_SECONDS, longer, NODE_AVOIDED_SECONDS_MAX)
-    least = {one.node: NODE_AVOIDED_SECONDS for one in newest} | {refusal.node: avoided_seconds}
-    avoided = [
-        replace(
-            one,
-            until=max(
-                one.until, tried_at + timedelta(seconds=least[one.node] + turn * TURN_SECONDS)
-            ),
-        )
-        for turn, one in enumerate(newest)
-    ]
+    avoided_until = now + timedelta(
+        seconds=backoff_seconds(NODE_AVOIDED_SECONDS, longer, NODE_AVOIDED_SECONDS_MAX)
+    )
+    avoided: list[StartRefusal] = []
+    for turn, one in enumerate(newest):
+        seconds = NODE_AVOIDED_SECONDS + turn * TURN_SECONDS
+        least = avoided_until if one.node == refusal.node else one.until
+        until = max(one.until, least, tried_at + timedelta(seconds=seconds))
+        avoided.append(replace(one, until=until))
     # The rule that two workers must be on different nodes is kept until the other nodes may be
     # tried again. Otherwise both workers would come to one node meanwhile, and that refusal would
     # put the other nodes off without end.
