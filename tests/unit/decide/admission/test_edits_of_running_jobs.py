@@ -4,11 +4,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from gpujob_api.gpujob import GPUJob, GPUJobSpec, SharingMode
+from gpujob_api.gpujob import GPUJob, GPUJobSpec, Sharing, SharingMode
 from gpujob_api.gpuqueue import GPUQueue, PriorityRange
 from gpujob_operator.decide.model.conditions import EDIT_REJECTED, find
-from tests.harness.builders import make_gpu, make_gpu_node, make_job, make_queue
+from tests.harness.builders import (
+    make_gpu,
+    make_gpu_node,
+    make_job,
+    make_pod,
+    make_queue,
+    measured,
+    reserve,
+    running,
+    with_status,
+)
 from tests.harness.world import World
+
+GIB = 1024**3
 
 
 def whole(name: str, **fields: Any) -> GPUJob:
@@ -168,3 +180,26 @@ def test_a_running_job_reports_that_its_queue_no_longer_admits_its_namespace() -
     world.snapshot = replace(world.snapshot, queues=(gold(),))
     world.tick()
     assert said(world, "a") == ""
+
+
+def test_nobody_joins_a_running_job_that_is_edited_to_be_alone() -> None:
+    """What shares its GPU stays until its next attempt."""
+    known = {"held": reserve(4 * GIB, utilization_percent=5.0), "measurement": measured(3 * GIB, 5, 5.0)}
+    beside = running(make_job("beside", created=1), **known)
+    first = running(make_job("first"), **known)
+    world = World(
+        first, beside, gpu_nodes=[make_gpu_node("n0")], pods=[make_pod(first), make_pod(beside)]
+    )
+    newcomers = [
+        with_status(make_job(name, created=2), measurement=measured(3 * GIB, 5, 5.0))
+        for name in ("joins", "later")
+    ]
+    world.submit(newcomers[0])
+    world.tick(5)
+    assert world.running() == {"first", "beside", "joins"}
+    edit(world, lambda spec: replace(spec, sharing=Sharing(SharingMode.EXCLUSIVE, 10)), "first")
+    world.submit(newcomers[1])
+    world.tick(5)
+    assert world.running() == {"first", "beside", "joins"}
+    edit(world, lambda spec: replace(spec, sharing=Sharing(SharingMode.AUTO, 10)), "first")
+    assert world.running() == {"first", "beside", "joins", "later"}

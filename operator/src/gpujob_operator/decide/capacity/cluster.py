@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation
+from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation, SharingMode
 from gpujob_api.quantities import MIB
 from gpujob_operator.decide.capacity.availability import GPUBlocked, NodeClosed
 from gpujob_operator.decide.capacity.model_names import accepted_models
@@ -226,7 +226,8 @@ def as_tenant(job: GPUJob, party: Party = ANYBODY) -> Tenant | None:
         job_uid=job.metadata.uid,
         memory_bytes=reservation.memory_bytes,
         utilization_percent=reservation.utilization_percent,
-        whole_gpu=is_whole_gpu(reservation),
+        # Nobody joins a job that is edited to be alone. It shares until its next attempt.
+        whole_gpu=is_whole_gpu(reservation) or job.spec.sharing.mode is SharingMode.EXCLUSIVE,
         max_slowdown_percent=job.spec.sharing.max_slowdown_percent,
         party=party,
     )
