@@ -184,15 +184,15 @@ def test_a_running_job_reports_that_its_queue_no_longer_admits_its_namespace() -
 
 def test_nobody_joins_a_running_job_that_is_edited_to_be_alone() -> None:
     """What shares its GPU stays until its next attempt."""
-    known = {"held": reserve(4 * GIB, utilization_percent=5.0), "measurement": measured(3 * GIB, 5, 5.0)}
-    beside = running(make_job("beside", created=1), **known)
-    first = running(make_job("first"), **known)
+    used = measured(3 * GIB, 5, 5.0)
+    held = reserve(4 * GIB, utilization_percent=5.0)
+    beside = running(make_job("beside", created=1), held=held, measurement=used)
+    first = running(make_job("first"), held=held, measurement=used)
     world = World(
         first, beside, gpu_nodes=[make_gpu_node("n0")], pods=[make_pod(first), make_pod(beside)]
     )
     newcomers = [
-        with_status(make_job(name, created=2), measurement=measured(3 * GIB, 5, 5.0))
-        for name in ("joins", "later")
+        with_status(make_job(name, created=2), measurement=used) for name in ("joins", "later")
     ]
     world.submit(newcomers[0])
     world.tick(5)

@@ -24,6 +24,7 @@ from tests.harness.builders import (
     with_status,
 )
 from tests.harness.capacity import build_capacity
+from tests.harness.world import World
 
 
 def message_of(job: GPUJob, snapshot: Snapshot) -> str:
@@ -102,3 +103,22 @@ def test_an_init_container_counts() -> None:
     template["spec"]["initContainers"] = [first]
     message = message_of(make_job(template=template), make_snapshot())
     assert "1 on nodes short of 1000 milli-CPU" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "effect", "reason"),
+    [
+        ("node.kubernetes.io/unschedulable", "NoSchedule", "InsufficientCapacity"),
+        ("node.kubernetes.io/not-ready", "NoExecute", "InsufficientCapacity"),
+        ("node.kubernetes.io/disk-pressure", "NoSchedule", "InsufficientCapacity"),
+        ("node.cilium.io/agent-not-ready", "NoExecute", "InsufficientCapacity"),
+        ("team", "NoSchedule", "Unsatisfiable"),
+    ],
+)
+def test_a_temporary_taint_does_not_make_a_job_impossible(
+    key: str, effect: str, reason: str
+) -> None:
+    world = World(make_job("j"), nodes=[make_node("n0", taints=(Taint(key, effect),))])
+    world.tick(5)
+    assert world.why("j").startswith(f"{reason}: ")
+    assert f"taint {key} is not tolerated" in world.why("j")

@@ -7,7 +7,7 @@ thousands of pending jobs repeat the question.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gpujob_api.quantities import format_count, format_memory
@@ -25,6 +25,7 @@ from gpujob_operator.decide.placement.finding import (
 from gpujob_operator.decide.placement.gpu_filter import EXTERNAL_USE, render_reason, why_not
 from gpujob_operator.decide.placement.memo import Memo
 from gpujob_operator.decide.placement.node_filter import (
+    is_temporary,
     node_mismatch,
     spread_limits,
     why_not_on,
@@ -129,12 +130,18 @@ def _could_ever_fit(request: WorkerRequest, assumed: AssumedCapacity) -> bool:
 
 
 def _node_never(requirements: JobRequirements, node: NodeCapacity) -> bool:
-    """Returns whether the job can never be on this node, whatever runs there."""
+    """Returns whether the job can never be on this node, whatever runs there.
+
+    Temporary taints are left out.
+    """
     if requirements.cpu_milli > node.node.cpu_milli_allocatable:
         return True
     if requirements.memory_bytes > node.node.memory_bytes_allocatable:
         return True
-    return bool(node_mismatch(requirements, node.node))
+    view = node.node
+    if any(map(is_temporary, view.taints)):
+        view = replace(view, taints=tuple([one for one in view.taints if not is_temporary(one)]))
+    return bool(node_mismatch(requirements, view))
 
 
 def _explain(

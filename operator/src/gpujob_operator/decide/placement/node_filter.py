@@ -88,6 +88,16 @@ def _lack_of_others(requirements: JobRequirements, node: NodeView) -> str:
     return ""
 
 
+# Of cordoned nodes, of nodes that are not ready or lack disk or memory, of nodes that just start.
+_TEMPORARY = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/", "karpenter.sh/")
+_OF_A_START = "not-ready"
+
+
+def is_temporary(taint: Taint) -> bool:
+    """Returns whether the taint comes and goes while the node stays what it is."""
+    return taint.key.startswith(_TEMPORARY) or taint.key.endswith(_OF_A_START)
+
+
 def _tolerated(taint: Taint, tolerations: tuple[Mapping[str, Any], ...]) -> bool:
     if taint.effect not in _NO_NEW_PODS:
         return True
