@@ -146,7 +146,6 @@ class FakeKube(Kube):
         kind: ResourceType,
         namespace: str = "",
         *,
-        label_selector: str = "",
         field_selector: str = "",
         whole: bool = False,
         condense: Callable[[object], object] = as_read,
@@ -245,8 +244,6 @@ class FakeKube(Kube):
         kind: ResourceType,
         resource_version: str,
         *,
-        label_selector: str = "",
-        field_selector: str = "",
         seconds: int = 300,
     ) -> AsyncGenerator[Manifest, None]:
         self._enter(Call("watch", kind.plural, resource_version))

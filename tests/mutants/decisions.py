@@ -168,9 +168,31 @@ DECISIONS = (
     of_decide(
         "a node that was never measured is open",
         "capacity/availability.py",
-        "return NodeClosed(ClosedReason.UNMEASURED, ClosedReason.UNMEASURED.value)",
+        "return NodeClosed(ClosedReason.UNMEASURED, ClosedReason.UNMEASURED.value, stale=True)",
         "return None",
         "capacity",
+    ),
+    of_decide(
+        "a node that loses its label is open",
+        "capacity/availability.py",
+        "return None if view.managed else ClosedReason.UNMANAGED",
+        "return None",
+        "capacity",
+        "placement/test_unmanaged_nodes.py",
+    ),
+    of_decide(
+        "what closes a node makes its old readings new",
+        "capacity/availability.py",
+        "return NodeClosed(reason, reason.value, stale=old is not None)",
+        "return NodeClosed(reason, reason.value)",
+        "placement/test_unmanaged_nodes.py",
+    ),
+    of_decide(
+        "readings of a closed node never become old",
+        "cache/nodes.py",
+        "        else:\n            seconds = configuration",
+        "        elif closed is None:\n            seconds = configuration",
+        "placement/test_unmanaged_nodes.py",
     ),
     of_decide(
         "a node that is being reclaimed is open",

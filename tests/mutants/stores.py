@@ -5,6 +5,34 @@ from tests.mutants.shell import of_operator
 
 STORES = (
     of_operator(
+        "a node that loses its label is gone",
+        "read/nodes.py",
+        "return node.empty.managed or node.empty.name in used",
+        "return node.empty.managed",
+        "test_nodes_without_the_label.py",
+    ),
+    of_operator(
+        "a job that left a node keeps it in snapshots",
+        "observe/used_nodes.py",
+        "        self._jobs.subtract(one)\n",
+        "",
+        "test_nodes_without_the_label.py",
+    ),
+    of_operator(
+        "nodes of others wake the loop",
+        "observe/cache.py",
+        "            return self._counts(self.nodes.get(uid))\n        pod = ",
+        "            return True\n        pod = ",
+        "test_nodes_without_the_label.py",
+    ),
+    of_operator(
+        "a label that is removed is a spot node reclaimed",
+        "observe/spot.py",
+        "if after.spot and after.managed:",
+        "if after.spot:",
+        "test_nodes_without_the_label.py",
+    ),
+    of_operator(
         "an old event undoes a newer state",
         "observe/store.py",
         "        if 0 < version <= self._newest(uid):\n            return False\n",

@@ -104,6 +104,12 @@ class Cluster:
             for uuid, gpu in machine.gpus.items()
         }
 
+    def label(self, machine: Machine, *, managed: bool) -> None:
+        """Somebody labels the node, or removes the label. The agent comes and goes with it."""
+        machine.labelled = machine.agent_runs = managed
+        if not machine.gone:
+            self._nodes.label(machine)
+
     # -- the watch of scheduler, kubelets and garbage collector
 
     def _watch(self, kind: AnyKind, event_type: str, manifest: Manifest) -> None:
@@ -397,6 +403,7 @@ class Cluster:
             self._nodes.remove(machine.name)
             self._nodes.create(machine)
             self.agents.register(machine)
+        self._nodes.label(machine)
         if machine.connected:
             self._nodes.say_ready(machine, ready=True)
             self._compare(machine)

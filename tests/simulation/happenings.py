@@ -164,6 +164,9 @@ class Happenings:
                 # A pod of no node yet may come to this one.
                 machine.has_blamed_pods |= machine.lie in (Lie.LARGE, Lie.PODS_OF_OTHERS)
                 self._clock.after(seconds, lambda: setattr(machine, "lie", None))
+            case "label-removed":
+                self._cluster.label(machine, managed=False)
+                self._clock.after(seconds, lambda: self._cluster.label(machine, managed=True))
             case "gpus-changed":
                 self._cluster.change_gpus(machine)
             case "node-clock":

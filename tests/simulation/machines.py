@@ -43,6 +43,8 @@ class Machine:
     powered: bool = True
     connected: bool = True
     agent_runs: bool = True
+    # Its Node has the label by which it is managed, and so it has an agent.
+    labelled: bool = True
     # What its agent says instead of what it reads.
     lie: Lie | None = None
     # Whether it ever called its GPUs larger than they are: what was placed there may not fit.

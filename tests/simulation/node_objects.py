@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpujob_api.codec import format_time
-from gpujob_api.meta import LABEL_SPOT
+from gpujob_api.meta import LABEL_MANAGED, LABEL_SPOT
 from gpujob_operator.observe.cache import Kind
 from tests.simulation.volumes import LABEL_NODE
 
@@ -22,8 +22,9 @@ class NodeObjects:
 
     def create(self, machine: Machine) -> None:
         plan = machine.plan
-        labels = {"gpujob.dev/managed": "true", LABEL_SPOT: "true" if plan.spot else "false"}
-        labels[LABEL_NODE] = plan.name
+        labels = {LABEL_NODE: plan.name, LABEL_SPOT: "true" if plan.spot else "false"}
+        if machine.labelled:
+            labels[LABEL_MANAGED] = "true"
         node = {
             "metadata": {"name": plan.name, "labels": labels},
             "spec": {},
@@ -37,6 +38,11 @@ class NodeObjects:
 
     def say_ready(self, machine: Machine, *, ready: bool) -> None:
         self.patch(machine, {"status": {"conditions": [self._condition(ready=ready)]}})
+
+    def label(self, machine: Machine) -> None:
+        """With the label of managed nodes, or without it."""
+        labels = {LABEL_MANAGED: "true" if machine.labelled else None}
+        self.patch(machine, {"metadata": {"labels": labels}}, spec=True)
 
     def patch(self, machine: Machine, patch: dict[str, Any], *, spec: bool = False) -> None:
         self._api.patch(Kind.NODE, "", machine.name, patch, "node-controller", spec=spec)

@@ -40,6 +40,7 @@ CLOCKS = ("operator-clock", "node-clock", "node-clock")
 CLOCK_ERRORS_SECONDS = (-7200.0, -3600.0, -40.0, 40.0, 3600.0, 90_000.0)
 QUOTA_SHARE = 0.2
 APART_SHARE = 0.3
+UNLABELLED_SHARE = 0.3
 REFUSAL_SHARE = 0.3
 BREAKING_SHARE = 0.1
 BEYOND_CAP_SHARE = 0.2
@@ -246,6 +247,7 @@ def make_rough_incidents(seed: int, nodes: list[str]) -> list[Incident]:
         clocks
         + _restores(seed)
         + _ends(seed, nodes)
+        + _unlabelled(seed, nodes)
         + [
             Incident(
                 random.uniform(1, FAULTS_END_SECONDS - 100),
@@ -269,6 +271,16 @@ def _ends(seed: int, nodes: list[str]) -> list[Incident]:
         )
         for _ in range(random.choice([0, 1, 2, 4]))
     ]
+
+
+def _unlabelled(seed: int, nodes: list[str]) -> list[Incident]:
+    """Of some seeds, one or two nodes that are not managed for a while, or all for a moment."""
+    random = Random(seed * 86_028_233 + 17)
+    if random.random() >= UNLABELLED_SHARE:
+        return []
+    at = random.uniform(10, FAULTS_END_SECONDS - 100)
+    names = nodes if random.random() < 0.3 else random.choices(nodes, k=2)
+    return [Incident(at, "label-removed", name, random.uniform(5, 95)) for name in names]
 
 
 def _restores(seed: int) -> list[Incident]:

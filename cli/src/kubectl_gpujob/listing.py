@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE
-from gpujob_api.meta import LABEL_MANAGED
 from gpujob_operator.read.snapshot import Objects
 from kubectl_gpujob.cluster import OURS, Cluster, Manifest
 from kubectl_gpujob.errors import UserError
 
-MANAGED = f"{LABEL_MANAGED}=true"
 # The chart's ConfigMap with the operator's configuration file.
 CONFIGURATION = "app.kubernetes.io/name=gpujob,app.kubernetes.io/component=operator"
 CONFIGURATION_FILE = "configuration.yaml"
@@ -43,7 +41,7 @@ def read_all(cluster: Cluster) -> Listing:
         gpu_nodes=cluster.objects("gpunodes", f"{OURS}/{GPUNODE.plural}"),
         queues=cluster.objects("gpuqueues", f"{OURS}/{GPUQUEUE.plural}"),
         profiles=cluster.objects("gpuprofiles of all namespaces", f"{OURS}/{GPUPROFILE.plural}"),
-        nodes=cluster.objects("nodes", "/api/v1/nodes", labelSelector=MANAGED),
+        nodes=cluster.objects("nodes", "/api/v1/nodes"),
         pods=cluster.objects("pods of all namespaces", "/api/v1/pods"),
         volumes=_volumes(cluster),
     )

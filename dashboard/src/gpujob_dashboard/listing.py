@@ -10,7 +10,7 @@ from gpujob_api.manifest import GPUJOB, GPUNODE, GPUPROFILE, GPUQUEUE
 from gpujob_dashboard.api_server import APIServer, APIServerError
 from gpujob_dashboard.watched import OURS
 from gpujob_operator.read.snapshot import Objects
-from kubectl_gpujob.listing import CONFIGURATION, MANAGED, Listing, texts_of
+from kubectl_gpujob.listing import CONFIGURATION, Listing, texts_of
 from kubectl_gpujob.mounted import Key, claim_warning
 from kubectl_gpujob.observations import Observation, observation_of
 
@@ -24,7 +24,7 @@ async def read_observation(
         _items(server, f"{OURS}/{GPUNODE.plural}"),
         _items(server, f"{OURS}/{GPUQUEUE.plural}"),
         _items(server, f"{OURS}/{GPUPROFILE.plural}"),
-        _items(server, "/api/v1/nodes", labelSelector=MANAGED),
+        _items(server, "/api/v1/nodes"),
         _items(server, "/api/v1/pods"),
     )
     try:

@@ -38,7 +38,7 @@ async def test_lists_come_in_pages_as_of_one_version(api: HttpApi, tmp_path: Pat
     assert listing.resource_version == "105"
     assert api.counts["GET", "pods"] == 3
     assert len((await kube.list(PODS, "team-1")).items) == 2
-    assert len((await kube.list(PODS, label_selector="app=p3")).items) == 1
+    assert len((await kube.list(PODS, field_selector="metadata.name=p3")).items) == 1
     await kube.close()
 
 

@@ -11,6 +11,7 @@ from tests.harness.builders import (
     make_gpu,
     make_gpu_node,
     make_job,
+    make_node,
     make_queue,
     make_snapshot,
     reserve,
@@ -99,3 +100,14 @@ def test_a_node_that_is_gone_is_not_stale() -> None:
     gauges.update(replace(snapshot, nodes=()), after(100))
     assert value("gpujob_stale_nodes") == 0
     assert value("gpujob_gpu_memory_used_bytes", GPU) is None
+
+
+def test_a_node_that_lost_its_label_is_not_stale() -> None:
+    """Its agent went with the label."""
+    metrics = Metrics()
+    value = metrics.registry.get_sample_value
+    nodes = [make_node("n0", managed=False)]
+    snapshot = make_snapshot(gpu_nodes=[make_gpu_node("n0", make_gpu(), at=0)], nodes=nodes)
+    Gauges(metrics).update(snapshot, after(100))
+    assert value("gpujob_stale_nodes") == 0
+    assert value("gpujob_gpu_memory_used_bytes", GPU) == 0

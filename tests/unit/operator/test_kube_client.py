@@ -227,9 +227,9 @@ async def test_a_list_comes_in_pages(kube: Kube, server: _Server) -> None:
         ),
         web.json_response({"metadata": {"resourceVersion": "5"}, "items": [{"n": 2}]}),
     ]
-    listing = await kube.list(PODS, label_selector="a=b")
+    listing = await kube.list(PODS, field_selector="a=b")
     assert (listing.items, listing.resource_version) == ([{"n": 1}, {"n": 2}], "5")
-    assert "labelSelector=a%3Db" in server.requests[0][1]
+    assert "fieldSelector=a%3Db" in server.requests[0][1]
     assert "continue=next" in server.requests[1][1]
 
 

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from gpujob_api.codec import FieldError
+from gpujob_api.meta import LABEL_MANAGED
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.observe.cache import Cache, Kind
@@ -45,7 +46,11 @@ def cluster() -> dict[Kind, list[Manifest]]:
             pod_manifest(name="ended", cpu="4", phase="Succeeded"),
             pod_manifest(name="unbound", cpu="4", node=None),
         ],
-        Kind.NODE: [node_manifest("n0"), node_manifest("n1", ready="False")],
+        Kind.NODE: [
+            node_manifest("n0"),
+            node_manifest("n1", ready="False"),
+            node_manifest("n2", labels={LABEL_MANAGED: ""}),
+        ],
         Kind.GPU_NODE: [gpu_node_manifest("n0"), gpu_of_nobody],
         Kind.QUEUE: [queue, bad_queue],
         Kind.PROFILE: [{"metadata": {"name": "p", "namespace": "team", "uid": "p"}, "spec": {}}],
@@ -66,14 +71,20 @@ def listed(found: dict[Kind, list[Manifest]]) -> Snapshot:
     return snapshot_of(objects, CONFIGURATION)
 
 
-def test_a_listing_is_what_the_cache_would_have() -> None:
+@pytest.mark.parametrize("label", ["true", "false"])
+def test_a_listing_is_what_the_cache_would_have(label: str) -> None:
     found = cluster()
+    found[Kind.NODE][0] = node_manifest("n0", labels={LABEL_MANAGED: label})
     cache = Cache(Dirty(), Metrics(), FakeClock().now)
     for kind, manifests in found.items():
         cache.resync(kind, manifests, "1")
     kept = cache.snapshot((), CONFIGURATION)
     seen = listed(found)
     # The cache notes when a reading arrived by its own clock; a listing has the agent's time.
+    assert [(node.name, node.managed) for node in kept.nodes] == [
+        ("n0", label == "true"),
+        ("n1", True),
+    ]
     times = {node.metadata.name: node.status.observed_at for node in seen.gpu_nodes}
     nodes = tuple(
         replace(node, status=replace(node.status, observed_at=times[node.metadata.name]))

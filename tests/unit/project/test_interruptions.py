@@ -70,6 +70,7 @@ STOPS: dict[str, dict[str, Any]] = {
     },
     "`kubectl delete pod`": {"reason": ""},
     "`kubectl cordon NODE`": {"node": CORDONED},
+    "`kubectl label node NODE gpujob.dev/managed-`": {"node": make_node(managed=False)},
     "a taint by which an autoscaler takes the node away": {
         "node": tainted("karpenter.sh/disrupted")
     },

@@ -132,7 +132,6 @@ class Kube:
         kind: ResourceType,
         namespace: str = "",
         *,
-        label_selector: str = "",
         field_selector: str = "",
         whole: bool = False,
         condense: Callable[[object], object] = as_read,
@@ -151,8 +150,8 @@ class Kube:
         def held(manifest: object) -> object:
             return condense(manifest if whole else without_bulk(manifest))
 
-        selectors = _selectors(label_selector, field_selector)
-        pages = ListPages(fetch, self._sleep, selectors, kind.plural, page_objects)
+        selector = {"fieldSelector": field_selector} if field_selector else {}
+        pages = ListPages(fetch, self._sleep, selector, kind.plural, page_objects)
         items, metadata = await pages.read(held)
         return Listing(items, _version_of_list(kind, metadata))
 
@@ -219,8 +218,6 @@ class Kube:
         kind: ResourceType,
         resource_version: str,
         *,
-        label_selector: str = "",
-        field_selector: str = "",
         seconds: int = 300,
     ) -> AsyncGenerator[Manifest, None]:
         """Yields the events after a resourceVersion until the server ends the stream.
@@ -228,7 +225,7 @@ class Kube:
         Bookmarks are included. A line that is not a valid event is yielded with the type
         `UNREADABLE` and its `problem`.
         """
-        query = _selectors(label_selector, field_selector) | {
+        query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": resource_version,
@@ -335,11 +332,6 @@ def _version_of_list(kind: ResourceType, metadata: Mapping[str, Any]) -> str:
     if not isinstance(version, str) or not version:
         raise Unavailable(0, "BadAnswer", f"the list of {kind.plural} has no resourceVersion")
     return version
-
-
-def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
-    both = {"labelSelector": label_selector, "fieldSelector": field_selector}
-    return {name: value for name, value in both.items() if value}
 
 
 @contextlib.contextmanager

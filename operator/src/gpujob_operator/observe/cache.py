@@ -43,8 +43,9 @@ from gpujob_operator.observe.spot import SpotHistory
 from gpujob_operator.observe.start_waits import StartWaits
 from gpujob_operator.observe.store import FOR_EVER, Mark, Store
 from gpujob_operator.observe.unreadable import UnknownFields, Unreadable
+from gpujob_operator.observe.used_nodes import UsedNodes
 from gpujob_operator.read.job_specs import JobSpecs
-from gpujob_operator.read.nodes import CachedNode, cached_node, with_pods
+from gpujob_operator.read.nodes import CachedNode, cached_node, counts, with_pods
 from gpujob_operator.read.nouns import read_job, same_noun
 from gpujob_operator.read.pods import CachedPod, cached_pod, opaque_pod
 from gpujob_operator.read.shapes import Identity, identity, identity_or_none
@@ -155,6 +156,7 @@ class Cache:
         self._gone = GonePods(clock)
         self._waits = StartWaits(clock)
         self._node_use = NodeUse()
+        self._used_nodes = UsedNodes()
         # Gates of services, by UID of the pod.
         self._gates: dict[str, GatePod] = {}
         self.synced: set[Kind] = set()
@@ -221,6 +223,7 @@ class Cache:
         except FieldError as error:
             self.unreadable.note(kind.value, "", error)
             return False
+        counted = kind is Kind.NODE and self._counts(self.nodes.get(found.uid))
         if event_type == "DELETED":
             if kind is Kind.POD:
                 # Also stores how the pod ended, which no other event may contain.
@@ -228,7 +231,7 @@ class Cache:
             changed = store.remove(found.uid, found.version or FOR_EVER)
         else:
             changed = store.upsert(manifest)
-        if changed and (kind is not Kind.POD or self._matters(found.uid)):
+        if changed and (counted or self._matters(kind, found.uid)):
             self._dirty.mark(urgent=kind not in _SOFT)
         return changed
 
@@ -244,6 +247,7 @@ class Cache:
             if before is not None and after is None:
                 unknown.forget(before.metadata.uid)
                 self.placements.forget(before.metadata.uid)
+            self._used_nodes.changed(before, after)
 
         return Store(self._clock, unknown.noting(parse), same_noun, changed, self._ignored(kind))
 
@@ -341,7 +345,7 @@ class Cache:
         return Kind.NODE in self.synced
 
     def has_node(self, name: str) -> bool:
-        return self.nodes.by_name(name) is not None
+        return self._counts(self.nodes.by_name(name))
 
     def snapshot(
         self, reports: tuple[ReceivedReport, ...], configuration: Configuration
@@ -363,7 +367,7 @@ class Cache:
             jobs=good,
             invalid_jobs=tuple(job for job in jobs if isinstance(job, InvalidJob)),
             pods=self._pod_views(),
-            nodes=tuple(map(self._node_use.view, self.nodes.views)),
+            nodes=tuple(map(self._node_use.view, filter(self._counts, self.nodes.views))),
             gpu_nodes=self.gpu_nodes.views,
             queues=self.queues.views,
             profiles=self.profiles.views,
@@ -390,12 +394,18 @@ class Cache:
         there = (pod.view for pod in self.pods.views if pod.view is not None)
         return (*there, *self._gone.undecided(self.listers.job_of))
 
-    def _matters(self, uid: str) -> bool:
-        """Returns whether the pod is a worker or counts on a managed node."""
-        pod = self.pods.get(uid)
+    def _matters(self, kind: Kind, uid: str) -> bool:
+        """Returns whether decisions depend on the object. Most pods and nodes are not managed."""
+        if kind is Kind.NODE:
+            return self._counts(self.nodes.get(uid))
+        pod = self.pods.get(uid) if kind is Kind.POD else None
         if pod is None or pod.view is not None:
             return True
-        return pod.node is not None and self.nodes.by_name(pod.node) is not None
+        return pod.node is not None and self.has_node(pod.node)
+
+    def _counts(self, node: CachedNode | None) -> bool:
+        """Returns whether the node is part of a snapshot."""
+        return node is not None and counts(node, self._used_nodes)
 
     def _prune(self, jobs: tuple[GPUJob, ...]) -> None:
         """Drops the use of attempts that are gone. It scans everything, so it runs rarely."""

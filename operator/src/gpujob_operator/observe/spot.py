@@ -52,10 +52,10 @@ class SpotHistory:
             self._gone(before.name)
         if after is None:
             return
-        if after.spot:
+        if after.spot and after.managed:
             self._seen(after)
         elif after.name in self._watched:
-            # Its label was removed, so its further fate is no sign about spot nodes.
+            # A label was removed, so its further fate is no sign about spot nodes.
             self._end(after.name, interrupted=False, pool="")
 
     def pools(self) -> tuple[SpotPool, ...]:

@@ -219,7 +219,7 @@ class Store(Generic[ViewT]):
     def remove(self, uid: str, version: int = FOR_EVER) -> bool:
         """Removes the object as of `version`. Without a version it is removed for good.
 
-        Only a newer state brings it back, which happens if a watch selects by label.
+        Only a newer state brings it back.
         """
         entry = self._entries.get(uid)
         if entry is not None and entry.version > version:

@@ -1,10 +1,11 @@
 """Reads Node manifests, and subtracts the requests of the pods bound to them, into `NodeView`."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, cast
 
+from gpujob_api.meta import LABEL_MANAGED
 from gpujob_api.quantities import quantity
 from gpujob_operator.decide.model.notices import CONDITION_TYPES, READY_CONDITION
 from gpujob_operator.decide.model.snapshot import (
@@ -61,8 +62,17 @@ def cached_node(manifest: Mapping[str, Any]) -> CachedNode:
         not_ready_since=None if ready else since or moment(metadata.get("creationTimestamp")),
         conditions=_conditions(status),
         deletion_at=moment(metadata.get("deletionTimestamp")),
+        managed=labels.get(LABEL_MANAGED) == "true",
     )
     return CachedNode(metadata["uid"], view)
+
+
+def counts(node: CachedNode, used: Container[str]) -> bool:
+    """Returns whether the node is part of a snapshot. `used` are the names of nodes with attempts.
+
+    A node that loses its label is still there, and so is what runs on it.
+    """
+    return node.empty.managed or node.empty.name in used
 
 
 def with_pods(node: CachedNode, pods: int, cpu_milli_used: int, memory_bytes_used: int) -> NodeView:

@@ -130,7 +130,9 @@ class Gauges(Collector):
 
     def _stale_nodes(self) -> GaugeMetricFamily:
         limit = self._snapshot.configuration.telemetry_stale_seconds
-        seen = [node.status.observed_at for node in self._gpu_nodes()]
+        closed = {node.name for node in self._snapshot.nodes if not node.managed}
+        nodes = [node for node in self._gpu_nodes() if node.metadata.name not in closed]
+        seen = [node.status.observed_at for node in nodes]
         stale = [at for at in seen if at is None or (self._at - at).total_seconds() > limit]
         what = "Nodes whose readings are too old for new placements."
         return GaugeMetricFamily("gpujob_stale_nodes", what, value=len(stale))

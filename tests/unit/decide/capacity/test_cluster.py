@@ -166,6 +166,8 @@ def test_lost_gpus_and_nodes_are_not_there() -> None:
         ({"ready": False}, {}, 0, ClosedReason.NOT_READY),
         ({"unschedulable": True}, {}, 0, ClosedReason.CORDONED),
         ({}, {"unschedulable": True}, 0, ClosedReason.CORDONED),
+        ({"managed": False}, {}, 0, ClosedReason.UNMANAGED),
+        ({"managed": False}, {}, 31, ClosedReason.UNMANAGED),
         ({"taints": (Taint(TAINT_RECLAIM, "NoSchedule"),)}, {}, 0, ClosedReason.RECLAIMED),
     ],
 )
@@ -176,6 +178,7 @@ def test_why_a_node_takes_nothing_new(
     snapshot = make_snapshot(gpu_nodes=[make_gpu_node(**spec)], nodes=[make_node(**node)])
     closed = score_cache(snapshot, seconds).nodes["n0"].closed
     assert (closed.reason if closed is not None else None) is reason
+    assert closed is None or closed.stale is (seconds > 30)
     if closed is not None and reason is ClosedReason.STALE:
         assert closed.text == "readings are 31 s old (limit 30 s)"
 
@@ -186,7 +189,9 @@ def test_a_node_that_was_never_measured_is_closed() -> None:
     blank = make_gpu_node()
     blank = replace(blank, status=replace(blank.status, observed_at=None))
     closed = score_cache(make_snapshot(gpu_nodes=[blank])).nodes["n0"].closed
-    assert closed == NodeClosed(ClosedReason.UNMEASURED, "no reading from the agent yet")
+    assert closed == NodeClosed(
+        ClosedReason.UNMEASURED, "no reading from the agent yet", stale=True
+    )
 
 
 def test_host_room_of_workers_that_are_not_bound_yet_is_taken() -> None:

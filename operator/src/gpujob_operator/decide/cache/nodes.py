@@ -12,7 +12,7 @@ from gpujob_api.gpunode import GPUNode
 from gpujob_api.gpuprofile import GPUProfile
 from gpujob_operator.decide.cache.deadlines import Deadlines
 from gpujob_operator.decide.cache.groups import Groups, ListDiff
-from gpujob_operator.decide.capacity.availability import ClosedReason, NodeClosed, why_closed
+from gpujob_operator.decide.capacity.availability import NodeClosed, why_closed
 from gpujob_operator.decide.capacity.calibration import laws
 from gpujob_operator.decide.capacity.cluster import (
     Capacity,
@@ -212,9 +212,11 @@ class Nodes:
     def _watch(self, name: str, closed: NodeClosed | None, configuration: Configuration) -> None:
         """Schedules the next look, because measurements become stale with time alone."""
         observed = self._gpu_nodes[name].status.observed_at
-        if closed is not None and closed.reason is ClosedReason.STALE:
+        if observed is None:
+            return
+        if closed is not None and closed.stale:
             self._old.add(name)
-        elif observed is not None and closed is None:
+        else:
             seconds = configuration.telemetry_stale_seconds
             self._old_at.put(name, observed + timedelta(seconds=seconds))
 

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 
 from gpujob_api.gpunode import GPU, UNREADABLE, GPUNode
+from gpujob_api.meta import LABEL_MANAGED
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.notices import NodeNotice, NoticeKind
 from gpujob_operator.decide.model.snapshot import NodeView
@@ -16,6 +17,7 @@ class ClosedReason(Enum):
     MAY_GO = "the node may be reclaimed soon"
     NOT_READY = "the node is not ready"
     CORDONED = "the node is cordoned"
+    UNMANAGED = f"the node lacks the label {LABEL_MANAGED}=true"
     UNMEASURED = "no reading from the agent yet"
     STALE = "readings are too old"
 
@@ -29,10 +31,14 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class NodeClosed:
-    """The reason why a node is closed. `text` has the numbers, if any."""
+    """The reason why a node is closed. `text` has the numbers, if any.
+
+    `stale` means that its newest reading is too old, or that there is none, whatever the reason is.
+    """
 
     reason: ClosedReason
     text: str
+    stale: bool = False
 
 
 def why_closed(
@@ -43,20 +49,27 @@ def why_closed(
     now: datetime,
 ) -> NodeClosed | None:
     """Returns why nothing new may be placed on the node, or None. `notice` is the view's."""
+    old = _outdated(gpu_node, configuration, now)
     if notice is not None:
         reason = _REASONS[notice.kind]
-        return NodeClosed(reason, f"{reason.value}{f' ({notice.sign})' if notice.sign else ''}")
+        text = f"{reason.value}{f' ({notice.sign})' if notice.sign else ''}"
+        return NodeClosed(reason, text, stale=old is not None)
     reason = _closed_for_good(view, gpu_node)
     if reason is not None:
-        return NodeClosed(reason, reason.value)
+        return NodeClosed(reason, reason.value, stale=old is not None)
+    return old
+
+
+def _outdated(gpu_node: GPUNode, configuration: Configuration, now: datetime) -> NodeClosed | None:
+    """Returns why the readings do not show the present state, or None."""
     observed = gpu_node.status.observed_at
     if observed is None:
-        return NodeClosed(ClosedReason.UNMEASURED, ClosedReason.UNMEASURED.value)
+        return NodeClosed(ClosedReason.UNMEASURED, ClosedReason.UNMEASURED.value, stale=True)
     age, limit_seconds = now - observed, configuration.telemetry_stale_seconds
     if age <= timedelta(seconds=limit_seconds):
         return None
     text = f"readings are {age.total_seconds():.0f} s old (limit {limit_seconds:.0f} s)"
-    return NodeClosed(ClosedReason.STALE, text)
+    return NodeClosed(ClosedReason.STALE, text, stale=True)
 
 
 def _closed_for_good(view: NodeView, gpu_node: GPUNode) -> ClosedReason | None:
@@ -65,7 +78,7 @@ def _closed_for_good(view: NodeView, gpu_node: GPUNode) -> ClosedReason | None:
         return ClosedReason.NOT_READY
     if view.unschedulable or gpu_node.spec.unschedulable:
         return ClosedReason.CORDONED
-    return None
+    return None if view.managed else ClosedReason.UNMANAGED
 
 
 class BlockedReason(Enum):

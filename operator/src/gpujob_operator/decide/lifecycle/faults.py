@@ -203,8 +203,6 @@ def pressure(status: GPUJobStatus, sites: Sites) -> GPUCapacity | None:
 
 # An attempt that has reported within this time is alive, whatever a reading leaves out.
 SILENT_SECONDS = 30.0
-# A node that is closed for one of these reasons does not show its present GPUs.
-_TELLS_NOTHING = (ClosedReason.STALE, ClosedReason.UNMEASURED, ClosedReason.NOT_READY)
 
 
 def gone_gpus(job: GPUJob, sites: Sites) -> str:
@@ -285,12 +283,12 @@ def _unhealthy_gpu(site: WorkerSite) -> str:
 
 
 def _is_stale(facts: NodeFacts) -> bool:
-    return facts.closed is not None and facts.closed.reason is ClosedReason.STALE
+    return facts.closed is not None and facts.closed.stale
 
 
 def tells(site: WorkerSite) -> bool:
     """Returns whether the node's readings are of now."""
     facts = site.facts
-    if facts is None or not facts.gpus:
+    if facts is None or not facts.gpus or _is_stale(facts):
         return False
-    return facts.closed is None or facts.closed.reason not in _TELLS_NOTHING
+    return facts.closed is None or facts.closed.reason is not ClosedReason.NOT_READY

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from gpujob_api.gpujob import GPUJob, JobFailure
 from gpujob_api.report import FailureClass
-from gpujob_operator.decide.capacity.availability import ClosedReason
 from gpujob_operator.decide.capacity.cluster import EXTERNAL_NOISE_BYTES, GPUCapacity
 from gpujob_operator.decide.capacity.sites import Sites, WorkerSite, gpus_at
 from gpujob_operator.decide.lifecycle.faults import pressure_message
@@ -43,7 +42,7 @@ def without_others_faults(
 
 def _is_stale(site: WorkerSite) -> bool:
     closed = site.facts.closed if site.facts is not None else None
-    return closed is not None and closed.reason is ClosedReason.STALE
+    return closed is not None and closed.stale
 
 
 def _lacks_memory(gpu: GPUCapacity) -> bool:

@@ -24,6 +24,14 @@ def holds_gpus(job: GPUJob) -> bool:
     return job.status.placement is not None and not job.finished and not leaves
 
 
+def nodes_of(job: GPUJob) -> frozenset[str]:
+    """Returns the nodes of the attempt that is not proven finished. Empty without one."""
+    placement = job.status.placement
+    if placement is None or job.finished:
+        return frozenset()
+    return frozenset([worker.node for worker in placement.workers])
+
+
 def queue_of(job: GPUJob) -> str:
     """Returns the queue whose quota the job uses.
 

@@ -150,6 +150,9 @@ class NodeView:
     conditions: tuple[NodeCondition, ...] = ()
     # The node's deletionTimestamp.
     deletion_at: datetime | None = None
+    # The node has the label of managed nodes. One without it is in a snapshot only while attempts
+    # are on it.
+    managed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

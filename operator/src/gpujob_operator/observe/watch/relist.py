@@ -121,9 +121,7 @@ class Relist:
             mark, need = self._cache.mark(kind), watch.need if watch is not None else None
             try:
                 listing = await self._kube.list(
-                    listed.resource,
-                    label_selector=listed.label_selector,
-                    condense=partial(self._cache.condense, kind, mark),
+                    listed.resource, condense=partial(self._cache.condense, kind, mark)
                 )
             except ApiError as error:
                 text = f"{error}; {_NOT_DEFINED}" if isinstance(error, NotFound) else str(error)

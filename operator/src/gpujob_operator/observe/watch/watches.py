@@ -47,7 +47,6 @@ BACKOFF_SECONDS_MAX = 10.0
 class WatchedKind:
     kind: Kind
     resource: ResourceType
-    label_selector: str = ""
 
 
 # No decision waits for a list of volumes. A refusal shows what is unknown about a volume.
@@ -55,7 +54,9 @@ VOLUMES_WATCHED = WatchedKind(Kind.VOLUME, VOLUMES)
 # All pods, not only workers, because resources that other pods request on managed nodes are not
 # free.
 PODS_WATCHED = WatchedKind(Kind.POD, PODS)
-NODES_WATCHED = WatchedKind(Kind.NODE, NODES, "gpujob.dev/managed=true")
+# All nodes, not only managed ones, because a watch that selects by label reports a node that loses
+# the label as deleted, although it is there and its pods run.
+NODES_WATCHED = WatchedKind(Kind.NODE, NODES)
 # All kinds that are followed without kopf.
 FOLLOWED = (VOLUMES_WATCHED, PODS_WATCHED, NODES_WATCHED)
 
@@ -205,9 +206,7 @@ class Watch:
         watched = self._watched
         mark = self._cache.mark(watched.kind)
         listing = await self._kube.list(
-            watched.resource,
-            label_selector=watched.label_selector,
-            condense=partial(self._cache.condense, watched.kind, mark),
+            watched.resource, condense=partial(self._cache.condense, watched.kind, mark)
         )
         self.alive_at = time.monotonic()
         self._cache.resync(watched.kind, listing.items, listing.resource_version, mark)
@@ -229,9 +228,7 @@ class Watch:
         """
         watched = self._watched
         counter = self._metrics.watch_events.labels(watched.kind.value)
-        stream = self._kube.watch(
-            watched.resource, self._version, label_selector=watched.label_selector
-        )
+        stream = self._kube.watch(watched.resource, self._version)
         async with aclosing(stream):
             async for event in stream:
                 self.alive_at, self._failures = time.monotonic(), 0
