@@ -150,8 +150,7 @@ class Kube:
         def held(manifest: object) -> object:
             return condense(manifest if whole else without_bulk(manifest))
 
-        selector = {"fieldSelector": field_selector} if field_selector else {}
-        pages = ListPages(fetch, self._sleep, selector, kind.plural, page_objects)
+        pages = ListPages(fetch, self._sleep, _selector(field_selector), kind.plural, page_objects)
         items, metadata = await pages.read(held)
         return Listing(items, _version_of_list(kind, metadata))
 
@@ -218,6 +217,7 @@ class Kube:
         kind: ResourceType,
         resource_version: str,
         *,
+        field_selector: str = "",
         seconds: int = 300,
     ) -> AsyncGenerator[Manifest, None]:
         """Yields the events after a resourceVersion until the server ends the stream.
@@ -225,7 +225,7 @@ class Kube:
         Bookmarks are included. A line that is not a valid event is yielded with the type
         `UNREADABLE` and its `problem`.
         """
-        query = {
+        query = _selector(field_selector) | {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": resource_version,
@@ -332,6 +332,10 @@ def _version_of_list(kind: ResourceType, metadata: Mapping[str, Any]) -> str:
     if not isinstance(version, str) or not version:
         raise Unavailable(0, "BadAnswer", f"the list of {kind.plural} has no resourceVersion")
     return version
+
+
+def _selector(fields: str) -> dict[str, str]:
+    return {"fieldSelector": fields} if fields else {}
 
 
 @contextlib.contextmanager
