@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from gpujob_api.gpujob import Counters, JobPhase, StopReason
+from gpujob_api.gpujob import Checkpoint, Counters, GPUJob, JobPhase, StopReason
+from gpujob_api.optimize import Optimize
 from gpujob_api.report import CheckpointReport
+from gpujob_api.settings import Task
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome
 from gpujob_operator.decide.lifecycle.retry import FRUITLESS_INTERRUPTIONS_MAX, interrupted
 from gpujob_operator.decide.model.configuration import Configuration
@@ -15,6 +17,7 @@ from tests.harness.builders import (
     make_gpu_node,
     make_job,
     make_report,
+    make_template,
     received,
     running,
 )
@@ -97,3 +100,31 @@ def test_a_run_that_began_again_makes_progress_from_there() -> None:
         world.tick(5)
         assert world.status("a").counters.fruitless <= 1
     assert world.phase("a") is not JobPhase.FAILED
+
+
+DATA = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
+
+
+def with_own_checkpoints() -> GPUJob:
+    """A script that keeps its checkpoints on a claim, as trainers do."""
+    template = make_template(**DATA)
+    mounts = [{"name": "data", "mountPath": "/data"}]
+    template["spec"]["containers"][0]["volumeMounts"] = mounts
+    job = make_job(template=template, claim=None)
+    checkpoint = Checkpoint(path="/data/out/checkpoint-*")
+    return replace(job, spec=replace(job.spec, checkpoint=checkpoint))
+
+
+def server() -> GPUJob:
+    return make_job(optimize=Optimize(task=Task.SERVING), claim=None)
+
+
+@pytest.mark.parametrize("job", [with_own_checkpoints(), server()], ids=["own", "server"])
+@pytest.mark.parametrize(("hours", "fruitless"), [(8, 0), (0.1, 8)])
+def test_an_attempt_that_lasts_is_progress_where_no_durable_step_is_reported(
+    job: GPUJob, hours: float, fruitless: int
+) -> None:
+    """Its nodes go again and again, for years."""
+    job = running(job, at=0.0, counters=Counters(fruitless=7))
+    decision = interrupted(job, INTERRUPTION, CONFIGURATION, after(hours * 3600))
+    assert decision.counters.fruitless == fruitless

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_api.report import FailureClass
+from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
+from gpujob_api.report import CheckpointReport, FailureClass
 from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
@@ -17,11 +17,13 @@ from tests.harness.builders import (
     make_pod,
     make_report,
     make_snapshot,
+    measured,
     running,
     statuses,
     with_status,
 )
 
+GIB = 1024**3
 SHAPES = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x4 and 3x8)"
 
 
@@ -166,3 +168,19 @@ def test_an_early_end_with_a_sign_from_outside_is_none_by_itself() -> None:
         job = ended(job, **broke_off(attempt), reason="Evicted")
         assert job.status.last_error is None
         job = again(job)
+
+
+def test_an_error_is_over_once_an_attempt_came_past_its_step() -> None:
+    """A start fails in January and, after months of training and a drained node, in March."""
+    late = "FileNotFoundError: [Errno 2] No such file or directory: '/data/index.json'"
+    error = reported(0, late, FailureClass.DATA)
+    job = again(ended(running(make_job()), **error))
+    job = with_status(
+        job,
+        measurement=measured(GIB, step=5_000_000),
+        checkpoint=CheckpointReport(5_000_000),
+        stop=StopReason("NodeDrained", "node n0 is drained", after(40)),
+    )
+    job = again(ended(job, exit_code=143))
+    assert ended(job, **error).status.phase is JobPhase.PENDING
+    assert ended(again(ended(job, **error)), **error).status.phase is JobPhase.FAILED

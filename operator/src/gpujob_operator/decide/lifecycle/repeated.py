@@ -2,7 +2,7 @@
 
 A third attempt would end alike. Errors that may pass by themselves, such as a network error, a full
 disk, or memory that others took, are retried as often as the user allows. An interruption between
-two failures does not matter.
+two failures does not matter, unless the attempt came further.
 """
 
 import re
@@ -30,10 +30,22 @@ def is_repeated(job: GPUJob, outcome: Outcome) -> bool:
 
 
 def with_last_error(status: GPUJobStatus, outcome: Outcome) -> GPUJobStatus:
-    """Returns the status that records the error. An interruption without one changes nothing."""
+    """Returns the status that records the error.
+
+    An interruption without one changes nothing, except that an error is over once an attempt came
+    past its step.
+    """
     if outcome.end is not AttemptEnd.FAILED and not outcome.error:
-        return status
+        known, reached = status.last_error, _reached_step(status, outcome)
+        return (
+            status if known is None or reached <= known.step else changed(status, last_error=None)
+        )
     return changed(status, last_error=error_of(outcome))
+
+
+def _reached_step(status: GPUJobStatus, outcome: Outcome) -> int:
+    measured = status.measurement.step if status.measurement is not None else 0
+    return max(outcome.step, measured)
 
 
 def error_of(outcome: Outcome) -> LastError | None:

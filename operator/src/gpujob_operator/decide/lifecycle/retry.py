@@ -5,13 +5,14 @@ from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import Counters, GPUJob
 from gpujob_api.report import FailureClass
+from gpujob_api.settings import Task
 from gpujob_operator.decide.lifecycle.outcome import Outcome
 from gpujob_operator.decide.lifecycle.repeated import is_repeated
 from gpujob_operator.decide.lifecycle.start_refusals import pause_seconds
 from gpujob_operator.decide.measurement.reservation import UNHEALTHY_GPUS_SHARED_MAX
 from gpujob_operator.decide.model.backoff import backoff_seconds
 from gpujob_operator.decide.model.configuration import Configuration
-from gpujob_operator.decide.model.protection import durable_checkpoint
+from gpujob_operator.decide.model.protection import durable_checkpoint, why_unprotected
 from gpujob_operator.decide.model.stop_reasons import GPU_UNHEALTHY, SUSPENDED, rule_of
 
 # A job fails after more consecutive interruptions than this without growth of the durable step,
@@ -23,6 +24,8 @@ FRUITLESS_AT_ONCE_MAX = 3
 # this, and would break one GPU after the other. In the last attempt the job had the GPU for itself.
 UNHEALTHY_GPUS_MAX = UNHEALTHY_GPUS_SHARED_MAX + 1
 SOON_SECONDS = 3600.0
+# An attempt that lasts has saved something, or answered requests.
+LASTING_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def interrupted(
         node_lost=before.node_lost + lost,
         preemptions=before.preemptions + for_others,
         unhealthy_gpus=_unhealthy_gpus(job, outcome, now),
-        fruitless=_fruitless(job, configuration),
+        fruitless=_fruitless(job, configuration, now),
     )
     if counters.unhealthy_gpus >= UNHEALTHY_GPUS_MAX:
         message = (
@@ -124,24 +127,29 @@ def _delay_seconds(
     return backoff if ended_at_once else 0.0
 
 
-def _fruitless(job: GPUJob, configuration: Configuration) -> int:
-    """Returns the number of consecutive interruptions since the durable step grew, including this
-    one.
+def _fruitless(job: GPUJob, configuration: Configuration, now: datetime) -> int:
+    """Returns the number of consecutive interruptions without progress, including this one.
 
     Interruptions for other jobs or by the user do not count, because the job does not cause them.
     """
-    if made_progress(job, configuration):
+    if made_progress(job, configuration, now):
         return 0
     stop, before = job.status.stop, job.status.counters.fruitless
     asked = stop is not None and (rule_of(stop).for_others or stop.reason == SUSPENDED)
     return before if asked else before + 1
 
 
-def made_progress(job: GPUJob, configuration: Configuration) -> bool:
+def made_progress(job: GPUJob, configuration: Configuration, now: datetime) -> bool:
     """Returns whether the durable step grew since an attempt was last interrupted.
 
-    A checkpoint alone is no progress, because a job may return to the same one forever.
+    A checkpoint alone is no progress, because a job may return to the same one forever. A server,
+    and a script with checkpoints of its own on a volume, report no durable step. They make progress
+    if the attempt lasts.
     """
+    own = job.spec.checkpoint.path is not None and why_unprotected(job, configuration) is None
+    if own or job.spec.optimize.task is Task.SERVING:
+        started = job.status.attempt_started_at
+        return started is not None and (now - started).total_seconds() > LASTING_SECONDS
     saved, before = durable_checkpoint(job, configuration), job.status.interrupted_at_step
     return saved is not None and (before is None or saved.step > before)
 
