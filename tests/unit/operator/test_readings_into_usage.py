@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpujob_api.gpunode import GPU, GPUNode
+from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
 from gpujob_api.quantities import GIB, MIB
 from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
 from gpujob_operator.decide.model.snapshot import GPUUsage, InvalidJob, PodView, SeenGPUs
@@ -452,3 +452,16 @@ def test_a_wrong_clock_at_the_start_makes_no_reading_newer_than_it_is(wrong: tim
     assert freshness.moment("n0") == START
     again = freshness.arrived("n0", START, START + timedelta(seconds=51), START)
     assert again == START
+
+
+@pytest.mark.parametrize(("other_bytes", "falls"), [(0, True), (4 * MIB, True), (GIB, False)])
+def test_an_idle_display_does_not_disturb_a_measurement(other_bytes: int, falls: bool) -> None:
+    usage = MeasuredUsage()
+    for number in range(400):
+        gpu = _ours(GIB, 20.0, busy=20.0)
+        if other_bytes:
+            gpu = replace(gpu, processes=(*gpu.processes, GPUProcess(2, other_bytes, None, 0.0)))
+        usage.observe(_node(gpu, at=2.0 * number), _find)
+        if number == 10:
+            usage.settled(KEY, serves=False)
+    assert _use(usage).may_fall is falls

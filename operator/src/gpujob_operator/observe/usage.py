@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpujob_api.gpunode import GPU, GPUNode, GPUProcess
-from gpujob_operator.decide.model.held_gpus import context_bytes
+from gpujob_operator.decide.model.held_gpus import EXTERNAL_NOISE_BYTES, context_bytes
 from gpujob_operator.decide.model.snapshot import GPUUsage, PodView, SeenGPUs
 
 AttemptKey = tuple[str, int]
@@ -218,12 +218,17 @@ class MeasuredUsage:
     def _observe_gpu(self, gpu: GPU, pod_of: PodOf, samples: int) -> bool:
         groups: dict[AttemptKey, list[GPUProcess]] = {}
         ready: set[AttemptKey] = set()
+        pods, others_bytes = set[str](), 0
         for process in gpu.processes:
             pod = pod_of(process.pod_uid or "")
-            if pod is not None:
+            if pod is None:
+                others_bytes += process.memory_bytes
+            else:
+                pods.add(pod.uid)
                 groups.setdefault((pod.job_uid, pod.attempt), []).append(process)
                 ready |= {(pod.job_uid, pod.attempt)} if pod.ready else set()
-        alone = len({process.pod_uid for process in gpu.processes}) == 1
+        # A display that is idle disturbs nobody.
+        alone = len(pods) == 1 and others_bytes <= EXTERNAL_NOISE_BYTES
         for key, processes in groups.items():
             memory_bytes = [process.memory_bytes for process in processes]
             utilization = _utilization(gpu, processes, alone=alone)

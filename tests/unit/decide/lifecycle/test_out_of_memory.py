@@ -8,11 +8,10 @@ import pytest
 from gpujob_api.gpujob import Counters, GPUJob, GPUJobStatus, JobPhase, StopReason
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Failure, FailureClass, Report
-from gpujob_operator.decide.capacity.cluster import EXTERNAL_NOISE_BYTES
 from gpujob_operator.decide.lifecycle.retry import FRUITLESS_INTERRUPTIONS_MAX
 from gpujob_operator.decide.measurement.reservation import wanted_reservation
 from gpujob_operator.decide.model.configuration import Configuration, DeviceAccess
-from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES
+from gpujob_operator.decide.model.held_gpus import CONTEXT_BYTES, EXTERNAL_NOISE_BYTES
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     after,

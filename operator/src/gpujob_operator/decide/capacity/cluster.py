@@ -9,17 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, Reservation, SharingMode
-from gpujob_api.quantities import MIB
 from gpujob_operator.decide.capacity.availability import GPUBlocked, NodeClosed
 from gpujob_operator.decide.capacity.model_names import accepted_models
 from gpujob_operator.decide.capacity.slowdown_law import PUBLISHED_SLOWDOWNS, Law
-from gpujob_operator.decide.model.held_gpus import is_whole_gpu
+from gpujob_operator.decide.model.held_gpus import EXTERNAL_NOISE_BYTES, is_whole_gpu
 from gpujob_operator.decide.model.notices import NodeNotice
 from gpujob_operator.decide.model.snapshot import PODS_UNLIMITED, NodeView
 from gpujob_operator.decide.packing.party import ANYBODY, Party, common_party
-
-# An unmanaged process below this size is the desktop or a monitoring tool and does not count.
-EXTERNAL_NOISE_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,16 @@ from dataclasses import replace
 
 from gpujob_api.gpujob import GPUJob, JobFailure
 from gpujob_api.report import FailureClass
-from gpujob_operator.decide.capacity.cluster import EXTERNAL_NOISE_BYTES, GPUCapacity
+from gpujob_operator.decide.capacity.cluster import GPUCapacity
 from gpujob_operator.decide.capacity.sites import Sites, WorkerSite, gpus_at
 from gpujob_operator.decide.lifecycle.faults import pressure_message
 from gpujob_operator.decide.lifecycle.outcome import AttemptEnd, Outcome
 from gpujob_operator.decide.model.configuration import DeviceAccess
-from gpujob_operator.decide.model.held_gpus import known_context_bytes, memory_cap_bytes
+from gpujob_operator.decide.model.held_gpus import (
+    EXTERNAL_NOISE_BYTES,
+    known_context_bytes,
+    memory_cap_bytes,
+)
 from gpujob_operator.decide.model.snapshot import PodView
 from gpujob_operator.decide.model.stop_reasons import rule_of
 

@@ -13,6 +13,8 @@ CONTEXT_BYTES = 768 * MIB
 # At most this many of a job's processes on one GPU are assumed to have a context, such as a
 # launcher's ranks and loaders.
 CONTEXTS_MAX = 8
+# Unmanaged processes below this size are the desktop or a monitoring tool and do not count.
+EXTERNAL_NOISE_BYTES = 64 * MIB
 
 
 def holds_gpus(job: GPUJob) -> bool:
