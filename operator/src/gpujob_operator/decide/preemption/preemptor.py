@@ -14,6 +14,7 @@ from gpujob_operator.decide.model.grace import LATE_SECONDS, awaited_until, is_a
 from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.others import name_for, names_for
 from gpujob_operator.decide.model.protection import durable_checkpoint
+from gpujob_operator.decide.model.services import are_replicas_of_one
 from gpujob_operator.decide.model.stop_reasons import MIGRATED, PREEMPTED, RECLAIMED
 from gpujob_operator.decide.model.waiting_time import waited_seconds
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
@@ -357,6 +358,9 @@ class Preemptor:
         fits_in_nominal = self.queues.fits_in_nominal(job, memory_bytes)
         found: dict[str, Victim] = {}
         for uid, other in self.view.running.items():
+            if are_replicas_of_one(job, other):
+                # A rollout replaces it once this one answers.
+                continue
             queue = self.queues.queue_of(other)
             if queue == job.spec.queue and self.queues.priority_of(other) < job.spec.priority:
                 reason = PREEMPTED
