@@ -187,6 +187,8 @@ class ReplicaStatus:
     message: Annotated[str, Text(512, clip=True)] = ""
     # Whether its weights are in the memory of the host. It is not ready then.
     parked: bool = False
+    # Since when a replica that has answered does not answer.
+    unavailable_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

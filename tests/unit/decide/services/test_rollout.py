@@ -1,6 +1,7 @@
 """Replicas are created, replaced and removed so that no request finds fewer than wanted."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from gpujob_api.gpujob import WorkerPlacement
 from gpujob_api.gpuservice import Replicas
 from gpujob_api.serving import Objective
+from gpujob_operator.decide.services.rollout import AWAY_MAX
 from tests.harness.builders import make_template
 from tests.harness.services import Live, ServiceWorld, make_service
 
@@ -192,3 +194,53 @@ def test_another_queue_or_priority_reaches_the_replicas() -> None:
         ("production", 7)
     }
     assert min(scene.answering[since:]) == 2
+
+
+# -- a rollout that is stuck
+
+
+def stuck(replicas: int = 1) -> ServiceWorld:
+    """An edit names an image that does not exist."""
+    scene = world(replicas).run(20)
+    old = scene.status.revision
+    scene.start_seconds = lambda name: 3.0 if f"-{old}-" in name else None
+    scene.edit(template=make_template(image="gone:2"))
+    scene.run(1200)
+    assert scene.condition("Progressing")[1] == "Stuck"
+    assert len(scene.ready()) == replicas
+    return scene
+
+
+def test_an_old_replica_whose_probe_fails_once_is_kept_while_nothing_replaces_it() -> None:
+    scene = stuck()
+    (live,) = scene.ready()
+    live.ready = False
+    live.ready_at = scene.now + timedelta(seconds=2)
+    scene.run(600)
+    assert [one.job.metadata.name for one in scene.ready()] == [live.job.metadata.name]
+
+
+def test_interrupted_old_replicas_come_back_while_nothing_replaces_them() -> None:
+    scene = stuck(2)
+    for live in list(scene.ready()):
+        scene.interrupt(live.job.metadata.name)
+        scene.run(300)
+    assert len(scene.ready()) == 2
+
+
+def test_an_old_replica_that_stays_away_makes_room() -> None:
+    """What is edited may be the mend of just that."""
+    scene = stuck()
+    (live,) = scene.ready()
+    live.ready, live.ready_at = False, scene.now + timedelta(days=1)
+    scene.run(int(AWAY_MAX.total_seconds()) - 10)
+    assert live.gone_at is None
+    scene.run(30)
+    assert live.gone_at is not None
+
+
+def test_a_second_edit_of_a_stuck_rollout_begins_anew() -> None:
+    scene = stuck()
+    scene.edit(template=make_template(image="right:3"))
+    scene.run(2)
+    assert scene.condition("Progressing")[1] == "Updating"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpujob_api.gpuservice import Replicas
-from gpujob_api.serving import ServingReport
+from gpujob_api.gpuservice import Replicas, ServiceOptimize
+from gpujob_api.serving import BackendName, ServingReport
 from gpujob_operator.decide.services.scale import BUSY_MAX, FEWER_AFTER, scaled
 from tests.harness.builders import T0
 from tests.harness.services import Live, ServiceWorld, make_service
@@ -89,3 +89,21 @@ def test_a_service_under_load_gets_replicas_and_loses_them_again() -> None:
     assert len(scene.ready()) == 3
     scene.run(60)
     assert len(scene.ready()) == 1
+
+
+def test_a_replica_that_answers_and_does_not_report_may_have_the_load() -> None:
+    found = scaled(Replicas(1, 4), 2, reports(55), False, T0, T0 + FEWER_AFTER, some_silent=True)
+    assert found.wanted == 2
+    found = scaled(Replicas(1, 4), 2, reports(150), False, None, T0, some_silent=True)
+    assert found.wanted == 3, "more are never wrong"
+
+
+def test_an_external_engine_has_the_least_number_of_replicas() -> None:
+    """It reports no load."""
+    optimize = ServiceOptimize(backend=BackendName.EXTERNAL)
+    scene = ServiceWorld(make_service(replicas=Replicas(1, 5), optimize=optimize))
+    scene.report = lambda live: None
+    for least in (1, 4, 1):
+        scene.edit(replicas=Replicas(least, 5))
+        scene.run(120)
+        assert len(scene.ready()) == least

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import JobPhase
 from gpujob_api.gpuservice import GPUService, GPUServiceStatus
-from gpujob_api.serving import Choice
+from gpujob_api.serving import BackendName, Choice
 from gpujob_operator.decide.model.backoff import backoff_seconds
 from gpujob_operator.decide.model.plan import EventNote, EventType
 from gpujob_operator.decide.model.service_plan import (
@@ -95,7 +95,7 @@ def step_of(inputs: ServiceInputs, now: datetime) -> ServiceStep:
     # The replicas of an earlier spec go on.
     rollout = Rollout()
     if not refused:
-        rollout = roll_out(replicas, revision, wanted, without=stuck, draining=draining)
+        rollout = roll_out(replicas, revision, wanted, now, without=stuck, draining=draining)
     if rollout.drains:
         status = replace(status, draining_until=now + DRAIN_EXPECTED)
     paused = status.next_replica_at is not None and status.next_replica_at > now
@@ -142,7 +142,11 @@ def _wanted(
     spec, status = service.spec, service.status
     if spec.suspend or _none_is_needed(inputs, service, replicas, now):
         return 0, replace(status, fewer_since=None)
-    reports = [one.report for one in replicas if one.ready and one.report is not None]
+    if spec.optimize.backend is BackendName.EXTERNAL:
+        # It reports no load, by which there could be more.
+        return max(1, spec.replicas.minimum), replace(status, fewer_since=None)
+    ready = [one for one in replicas if one.ready]
+    reports = [one.report for one in ready if one.report is not None]
     refused = sum(report.refused for report in reports)
     before = status.traffic.refused if status.traffic is not None else refused
     # Another revision is measured anew, and its processes count from 0.
@@ -154,6 +158,7 @@ def _wanted(
         same and refused > before,
         status.fewer_since,
         now,
+        some_silent=len(reports) < len(ready),
     )
     return scale.wanted, replace(status, fewer_since=scale.fewer_since)
 

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, JobPhase
-from gpujob_api.gpuservice import GPUServiceStatus
+from gpujob_api.gpuservice import GPUServiceStatus, ReplicaStatus
 from gpujob_api.meta import LABEL_REVISION
 from gpujob_api.serving import ENV_SERVING_HOST, ServingReport
 from gpujob_operator.decide.model import conditions
@@ -26,8 +27,8 @@ class Replica:
     ordinal: int
     pod: PodView | None
     report: ServingReport | None
-    # Whether the service's status has it as parked.
-    was_parked: bool = False
+    # What the service's status has of it, if it has it.
+    known: ReplicaStatus | None = None
 
     @property
     def name(self) -> str:
@@ -61,7 +62,7 @@ class Replica:
         A new leader has no report until the replica has reached it. Until then the status counts.
         """
         if self.report is None:
-            return self.was_parked
+            return self.known is not None and self.known.parked
         return self.report.parked_seconds is not None
 
     @property
@@ -73,6 +74,13 @@ class Replica:
     def ready(self) -> bool:
         """Whether requests are sent to it."""
         return self.available and not self.parked
+
+    def unavailable_since(self, now: datetime) -> datetime | None:
+        """Returns since when it does not answer, or None if it answers or has never answered."""
+        if self.available or self.known is None:
+            return None
+        answered = self.known.ready or self.known.parked
+        return self.known.unavailable_since or (now if answered else None)
 
     @property
     def is_placed(self) -> bool:
@@ -116,13 +124,13 @@ def _advised(message: str) -> str:
 def replicas_of(jobs: Iterable[ServiceJob], status: GPUServiceStatus) -> tuple[Replica, ...]:
     """Returns the replicas among a service's jobs, oldest first."""
     found: list[Replica] = []
-    parked = {one.name for one in status.replicas if one.parked}
+    known = {one.name: one for one in status.replicas}
     for one in jobs:
         match = _NAME.search(one.job.metadata.name)
         if match is None or LABEL_REVISION not in one.job.metadata.labels:
             continue
-        was_parked = one.job.metadata.name in parked
-        found.append(Replica(one.job, match[1], int(match[2]), one.pod, one.report, was_parked))
+        before = known.get(one.job.metadata.name)
+        found.append(Replica(one.job, match[1], int(match[2]), one.pod, one.report, before))
     return tuple(sorted(found, key=created_at))
 
 

@@ -2,7 +2,8 @@
 
 1. A replica that leaves (an interruption, a preemption) is replaced at once, not after it is gone.
 2. Replicas of an older revision that do not answer are removed at once. One that is parked would
-   answer the next request, so it counts as one that answers.
+   answer the next request, so it counts as one that answers. One that answered a moment ago may
+   come back, so it is kept for a while if fewer than wanted answer.
 3. At most one replica more than wanted exists while revisions change. An older one is removed only
    once as many as wanted answer without it, so no request finds fewer.
 4. A replica is created once the one before it has its GPU, so that it can avoid that node. While
@@ -13,10 +14,13 @@
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from gpujob_operator.decide.services.replicas import Replica
 
 SURGE_MAX = 1
+# A failed probe, a drained node and a restarted one take less.
+AWAY_MAX = timedelta(minutes=5)
 CREATED_AT_ONCE = 1
 # Ordinals that may be in use by jobs that are still being deleted.
 ORDINALS_MAX = 1000
@@ -39,6 +43,7 @@ def roll_out(
     replicas: Sequence[Replica],
     revision: str,
     wanted: int,
+    now: datetime,
     *,
     without: Container[str] = (),
     draining: bool = False,
@@ -51,10 +56,12 @@ def roll_out(
     live = [one for one in replicas if one.live and one.name not in without]
     new = [one for one in live if one.revision == revision]
     old = [one for one in live if one.revision != revision]
-    removes = [(one, "its revision is replaced") for one in old if not one.available]
+    away = [one for one in old if not one.available]
     old = [one for one in old if one.available]
     ready = len(old) + sum(one.available for one in new)
-    kept = list(old)
+    back = [one for one in away if _may_come_back(one, now)][: max(0, wanted - ready)]
+    removes = [(one, "its revision is replaced") for one in away if one not in back]
+    kept = [*old, *back]
     for one in old:
         if ready - 1 < wanted:
             break
@@ -69,6 +76,11 @@ def roll_out(
     if enough or any(not one.is_placed for one in new):
         missing = 0
     return Rollout(_free_ordinals(replicas, revision, max(0, missing)), tuple(removes))
+
+
+def _may_come_back(replica: Replica, now: datetime) -> bool:
+    since = replica.unavailable_since(now)
+    return since is not None and now - since < AWAY_MAX
 
 
 def _least_useful(replicas: Sequence[Replica]) -> list[Replica]:

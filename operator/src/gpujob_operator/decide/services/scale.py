@@ -35,11 +35,13 @@ def scaled(
     refused_more: bool,
     fewer_since: datetime | None,
     now: datetime,
+    *,
+    some_silent: bool = False,
 ) -> Scale:
     """Returns the wanted number of replicas. More come at once, fewer after a pause.
 
     `reports` are those of the replicas that answer. `refused_more` is whether requests were refused
-    since the last round.
+    since the last round, and `some_silent` whether the load of a replica that answers is not known.
     """
     # Whether there is none at all is decided by requests, not by the load of replicas.
     least = max(1, replicas.minimum)
@@ -53,6 +55,8 @@ def scaled(
     needed = max(least, min(needed, replicas.most))
     if needed >= before:
         return Scale(needed)
+    if some_silent:
+        return Scale(before)
     since = fewer_since or now
     if now - since < FEWER_AFTER:
         return Scale(before, since)

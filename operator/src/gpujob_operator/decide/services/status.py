@@ -68,14 +68,18 @@ def with_figures(
         wanted_replicas=wanted,
         ready_replicas=len(ready),
         updated_replicas=updated,
-        replicas=tuple(_replica(one, service.spec.port) for one in shown),
+        replicas=tuple(_replica(one, service.spec.port, now) for one in shown),
         gate=gate_status(service, inputs.gates),
         traffic=_traffic(reports, status.traffic),
-        rollout_since=None if complete else status.rollout_since or now,
+        rollout_since=None if complete else _rollout_since(status, revision) or now,
     )
 
 
-def _replica(one: Replica, port: int) -> ReplicaStatus:
+def _rollout_since(status: GPUServiceStatus, revision: str) -> datetime | None:
+    return status.rollout_since if status.revision == revision else None
+
+
+def _replica(one: Replica, port: int, now: datetime) -> ReplicaStatus:
     address = one.pod.addresses[0] if one.available and one.pod and one.pod.addresses else ""
     host = f"[{address}]" if ":" in address else address
     node = one.pod.node if one.pod is not None and one.pod.node else ""
@@ -84,6 +88,7 @@ def _replica(one: Replica, port: int) -> ReplicaStatus:
         revision=one.revision,
         ready=one.ready,
         parked=one.has_moved,
+        unavailable_since=one.unavailable_since(now),
         address=f"{host}:{port}" if host else "",
         node=node,
         message="" if one.ready else one.why_not_ready(),
