@@ -1,6 +1,7 @@
 """Replicas that end by themselves, and writes that are refused."""
 
 import itertools
+from datetime import timedelta
 
 import pytest
 
@@ -66,7 +67,25 @@ def test_a_replica_that_answers_ends_the_count_of_failures() -> None:
     assert scene.status.failures == 1
     scene.run(30)
     assert len(scene.ready()) == 1
+    assert scene.status.failures == 1, "it may fail at its first request"
+    scene.run(300)
     assert scene.status.failures == 0
+
+
+def test_pauses_grow_for_a_server_that_fails_at_its_first_request() -> None:
+    """It answers its probe for two seconds each time."""
+    scene, pauses = world(1), list[float]()
+    while len(pauses) < 6:
+        scene.tick()
+        for one in scene.ready():
+            assert one.ready_at is not None
+            if scene.now - one.ready_at >= timedelta(seconds=2):
+                scene.fail(one.job.metadata.name)
+                scene.tick()
+                assert scene.status.next_replica_at is not None
+                pauses.append((scene.status.next_replica_at - scene.now).total_seconds())
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > 200
 
 
 def crashing_edit(scene: ServiceWorld, seconds: int) -> list[int]:

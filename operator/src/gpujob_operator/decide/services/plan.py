@@ -221,14 +221,19 @@ def _has_recovered(
     latest: Replica | None,
     now: datetime,
 ) -> bool:
-    """Returns whether a replica answers that was created after the latest one that failed.
+    """Returns whether a replica answers that was created after the latest one that failed, but not
+    in the last minutes.
 
-    Those from before it prove nothing: they answer although each new one fails.
+    Those from before the failure prove nothing: they answer although each new one fails. Neither
+    does the first moment: a server may pass its probe and fail at its first request.
     """
     if status.next_replica_at is not None and status.next_replica_at > now:
         return False
+    before = now.timestamp() - FAILURE_PAUSE_SECONDS_MAX
     return any(
-        one.available and (latest is None or created_at(one) > created_at(latest))
+        one.available
+        and created_at(one)[0] <= before
+        and (latest is None or created_at(one) > created_at(latest))
         for one in replicas
     )
 
