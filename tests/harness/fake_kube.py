@@ -244,6 +244,7 @@ class FakeKube(Kube):
         kind: ResourceType,
         resource_version: str,
         *,
+        field_selector: str = "",
         seconds: int = 300,
     ) -> AsyncGenerator[Manifest, None]:
         self._enter(Call("watch", kind.plural, resource_version))
