@@ -203,8 +203,8 @@ BLAME = (
     of_decide(
         "a worker of which no report arrives hangs, whatever its GPU does",
         "lifecycle/stops.py",
-        "inputs.usage.utilization_percent >= BUSY_PERCENT_MIN",
-        "False",
+        "usage is None or usage.utilization_percent < BUSY_PERCENT_MIN",
+        "True",
         "lifecycle/test_silent_workers.py",
     ),
     of_decide(

@@ -22,14 +22,14 @@ LATER_SECONDS_MAX = 90.0
 NODES = (NodePlan("n0", 1), NodePlan("n1", 2))
 
 
-def steady_jobs() -> Scenario:
+def steady_jobs(utilization_percent: float = 40.0) -> Scenario:
     """More jobs than GPUs, of some minutes in all."""
     jobs = [
         Submission(
             f"job{number}",
             4.0 * number,
             make_spec(f"job{number}"),
-            Workload(memory_bytes=12 * GIB, steps=60, utilization_percent=40.0),
+            Workload(memory_bytes=12 * GIB, steps=60, utilization_percent=utilization_percent),
         )
         for number in range(6)
     ]
@@ -37,12 +37,16 @@ def steady_jobs() -> Scenario:
 
 
 def play(
-    *incidents: Incident, parts: Parts | None = None, operators: int = 2, directly: bool = True
+    *incidents: Incident,
+    parts: Parts | None = None,
+    operators: int = 2,
+    directly: bool = True,
+    scenario: Scenario | None = None,
 ) -> Result:
     """Where readings do not go directly, they go by statuses."""
     simulation = Simulation(
-        7, scenario=steady_jobs(), faults=Faults(), incidents=list(incidents), operators=operators,
-        parts=parts,
+        7, scenario=scenario or steady_jobs(), faults=Faults(), incidents=list(incidents),
+        operators=operators, parts=parts,
     )  # fmt: skip
     if not directly:
         simulation.cluster.agents.breaks = lambda: True
@@ -99,9 +103,12 @@ class WallClock(ClusterClock):
 
 
 def test_an_operator_that_believes_its_wall_clock_is_caught() -> None:
-    result = play(
-        Incident(40.0, "operator-clock", "n0", HOUR), parts=Parts(clock=WallClock), operators=1
-    )
+    """Of jobs that prepare data and leave their GPUs idle, the time since the last report shows
+    whether they hang.
+    """
+    jump, idle = Incident(40.0, "operator-clock", "n0", HOUR), steady_jobs(0.5)
+    assert set(play(jump, operators=1, scenario=idle).attempts.values()) == {1}
+    result = play(jump, parts=Parts(clock=WallClock), operators=1, scenario=idle)
     assert result.violations or set(result.attempts.values()) != {1}
 
 

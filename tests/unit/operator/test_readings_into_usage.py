@@ -421,7 +421,7 @@ def test_until_something_changes_all_is_the_same_object() -> None:
     usage.observe(_node(_ours(GIB), at=0), _find)
     first = usage.usage()
     assert usage.usage() is first
-    usage.observe(_node(make_gpu(ours=[("unknown", GIB)]), at=2), _find)
+    usage.observe(make_gpu_node("n1", make_gpu(ours=[("unknown", GIB)]), at=2), _find)
     assert usage.usage() is first
     usage.observe(_node(_ours(2 * GIB), at=4), _find)
     assert usage.usage() != first
@@ -465,3 +465,16 @@ def test_an_idle_display_does_not_disturb_a_measurement(other_bytes: int, falls:
         if number == 10:
             usage.settled(KEY, serves=False)
     assert _use(usage).may_fall is falls
+
+
+def test_processes_that_no_reading_shows_are_absent_since_the_first_of_these() -> None:
+    usage, empty = MeasuredUsage(), make_gpu()
+    usage.observe(_node(_ours(GIB), at=0), _find)
+    assert _use(usage).absent_since is None
+    for at in (2, 4):
+        usage.observe(_node(empty, at=at), _find)
+        assert _use(usage).absent_since == T0 + timedelta(seconds=2)
+    usage.observe(_node(_ours(GIB), at=6), _find)
+    assert _use(usage).absent_since is None
+    usage.observe(make_gpu_node("n1", empty, at=8), _find)
+    assert _use(usage).absent_since is None, "it was never there"

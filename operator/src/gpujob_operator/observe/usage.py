@@ -94,6 +94,8 @@ class _Attempt:
     gpus: dict[str, _GPU] = field(default_factory=dict[str, _GPU])
     # The worker's GPUs in the newest reading of its node, by rank.
     seen: dict[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
+    # The nodes on which it was seen, with the time since which their readings do not show it.
+    nodes: dict[str, datetime | None] = field(default_factory=dict[str, datetime | None])
     ready: bool = False
     settled: bool = False
     # A service computes as much as its requests ask for, whoever else is on its GPU.
@@ -117,6 +119,22 @@ class _Attempt:
         disturbed = not (alone or self.serves)
         gpu.add(memory_bytes, utilization_percent, samples, disturbed=disturbed)
         self._usage = None
+
+    def looked_for(self, node: str, at: datetime, *, found: bool) -> bool:
+        """Records whether the node's reading of this time shows any of its processes.
+
+        Returns whether that changed.
+        """
+        since = None if found else self.nodes.get(node) or at
+        if self.nodes.get(node, at) == since:
+            return False
+        self.nodes[node] = since
+        self._usage = None
+        return True
+
+    def _absent_since(self) -> datetime | None:
+        moments = [since for since in self.nodes.values() if since is not None]
+        return max(moments) if moments and len(moments) == len(self.nodes) else None
 
     def _steady(self) -> list[_Utilization]:
         """Returns the utilization of each GPU that was used after the start-up."""
@@ -144,6 +162,7 @@ class _Attempt:
                 memory_bytes=max(gpu.memory_bytes for gpu in gpus),
                 may_fall=first or all(one.may_fall for one in counted),
                 is_of_start_up=not steady,
+                absent_since=self._absent_since(),
             )
         return self._usage
 
@@ -154,6 +173,8 @@ class MeasuredUsage:
     def __init__(self) -> None:
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._seen_at: dict[str, datetime] = {}
+        # The attempts that were ever seen on a node.
+        self._on_node: dict[str, set[AttemptKey]] = {}
         self._view: Mapping[AttemptKey, GPUUsage] | None = None
 
     def observe(self, node: GPUNode, pod_of: PodOf) -> bool:
@@ -187,6 +208,16 @@ class MeasuredUsage:
                     found.setdefault(key, {})[gpu.uuid] = None
         for (key, rank), gpus in found.items():
             self._attempts[key].seen[rank] = tuple(gpus)
+        name, at = node.metadata.name, node.status.observed_at
+        there = {key for key, _ in found}
+        before = self._on_node.get(name, set())
+        if at is None or not (there or before):
+            return
+        known = (there | before) & self._attempts.keys()
+        self._on_node[name] = known
+        changes = [self._attempts[key].looked_for(name, at, found=key in there) for key in known]
+        if any(changes):
+            self._view = None
 
     def usage(self) -> Mapping[AttemptKey, GPUUsage]:
         """Returns the use of all attempts. The object stays the same until something changes."""
@@ -214,6 +245,7 @@ class MeasuredUsage:
             self._view = None
         for name in self._seen_at.keys() - nodes:
             del self._seen_at[name]
+            self._on_node.pop(name, None)
 
     def _observe_gpu(self, gpu: GPU, pod_of: PodOf, samples: int) -> bool:
         groups: dict[AttemptKey, list[GPUProcess]] = {}

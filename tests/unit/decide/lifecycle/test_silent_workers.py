@@ -1,6 +1,7 @@
 """Whether a worker hangs of which no report arrives."""
 
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -45,6 +46,7 @@ def decided(
     *,
     heard_at: float = 2000.0,
     read_at: float = NOW,
+    absent_since: datetime | None = None,
     **pod: Any,
 ) -> Plan:
     node = make_gpu_node(
@@ -52,7 +54,8 @@ def decided(
     )
     seen = {}
     if utilization_percent is not None:
-        seen = {(job.metadata.uid, 1): used(4 * GIB, utilization_percent, 900)}
+        usage = used(4 * GIB, utilization_percent, 900, absent_since=absent_since)
+        seen = {(job.metadata.uid, 1): usage}
     snapshot = make_snapshot(
         job,
         pods=[replace(make_pod(job), **pod)],
@@ -83,6 +86,17 @@ def test_without_reports_the_gpu_shows_whether_a_worker_works(
     job = trained()
     found = decided(job, utilization_percent, heard_at=heard_at, read_at=read_at)
     assert phase(job, found) is expected
+
+
+@pytest.mark.parametrize(("absent_seconds", "works"), [(2, True), (70, False)])
+def test_a_worker_whose_processes_are_gone_does_not_work(
+    absent_seconds: float, *, works: bool
+) -> None:
+    """Its last readings showed it busy. One that leaves it out proves nothing."""
+    job = trained()
+    absent = after(NOW - absent_seconds)
+    found = decided(job, BUSY_PERCENT, absent_since=absent)
+    assert (phase(job, found) is JobPhase.RUNNING) is works
 
 
 @pytest.mark.parametrize("ready", [True, False])

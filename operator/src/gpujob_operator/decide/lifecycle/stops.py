@@ -42,6 +42,8 @@ from gpujob_operator.decide.model.workers import lost_ranks, perhaps_workers
 
 # A worker without reports counts as active while it uses its GPU at least this much.
 BUSY_PERCENT_MIN = 1.0
+# A worker without reports whose processes no reading has shown for this long does not work.
+ABSENT_SECONDS = 60.0
 
 
 def reason_to_stop(
@@ -197,7 +199,12 @@ def _may_work_silently(
         return True
     if LABEL_REVISION in job.metadata.labels and all(pod.ready for pod in pods):
         return True
-    return inputs.usage is not None and inputs.usage.utilization_percent >= BUSY_PERCENT_MIN
+    usage = inputs.usage
+    if usage is None or usage.utilization_percent < BUSY_PERCENT_MIN:
+        return False
+    # A single reading may leave a process out.
+    absent = usage.absent_since
+    return absent is None or (now - absent).total_seconds() < ABSENT_SECONDS
 
 
 def _is_cut_off(inputs: JobInputs) -> bool:

@@ -276,6 +276,8 @@ class GPUUsage:
     may_fall: bool = False
     # No reading is newer than the start-up, whose utilization it therefore is.
     is_of_start_up: bool = False
+    # Since when the readings of its nodes show none of its processes.
+    absent_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
