@@ -404,6 +404,9 @@ class Cluster:
             self._nodes.create(machine)
             self.agents.register(machine)
         self._nodes.label(machine)
+        if machine.leaves is not None:
+            # Whoever announces the end asks the cloud again and again.
+            self._nodes.patch(machine, machine.leaves, spec=True)
         if machine.connected:
             self._nodes.say_ready(machine, ready=True)
             self._compare(machine)
@@ -447,7 +450,8 @@ class Cluster:
         """A taint with the deadline, SIGTERM shortly before it, then the node is no more."""
         deadline = int((self.clock.moment + timedelta(seconds=notice_seconds)).timestamp())
         taint = {"key": TAINT_RECLAIM, "effect": "NoSchedule", "value": str(deadline)}
-        self._nodes.patch(machine, {"spec": {"taints": [taint]}}, spec=True)
+        machine.leaves = {"spec": {"taints": [taint]}}
+        self._nodes.patch(machine, machine.leaves, spec=True)
         self.clock.after(notice_seconds - 2, lambda: self._sigterm_all(machine))
         self.clock.after(notice_seconds, lambda: self.destroy(machine))
 

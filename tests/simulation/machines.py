@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpujob_api.codec import format_time
 
@@ -45,6 +45,8 @@ class Machine:
     agent_runs: bool = True
     # Its Node has the label by which it is managed, and so it has an agent.
     labelled: bool = True
+    # What announces its end on its Node, if that was announced.
+    leaves: dict[str, Any] | None = None
     # What its agent says instead of what it reads.
     lie: Lie | None = None
     # Whether it ever called its GPUs larger than they are: what was placed there may not fit.

@@ -9,7 +9,6 @@ from gpujob_api.meta import TAINT_RECLAIM
 from gpujob_operator.client.kube import REQUEST_SECONDS_MAX
 from gpujob_operator.decide.model.held_gpus import Place, holds_gpus
 from gpujob_operator.observe.cache import Kind
-from tests.harness.builders import T0
 from tests.harness.durable import went_back
 from tests.harness.recorded import RecordedJobs
 from tests.simulation.api_server import ApiServer, Manifest, OtherKind, Revision
@@ -36,8 +35,6 @@ GRACE_SLACK_SECONDS = 8.0
 RESTORE_NOTICED_SECONDS = 5.0
 # A new leader lists everything within this, and relies on what it finds.
 LISTS_SECONDS = 3.0
-# A placement is written so long after its decision: a creation without an answer is repeated.
-DECIDED_SECONDS = 60.0
 # The node itself goes at a time that nobody here decides.
 DEADLINE_OF_OTHERS = frozenset({"NodeReclaimed", "NodeDrained"})
 
@@ -288,9 +285,7 @@ class Recorder:
                 if not is_new:
                     continue
                 self._check_tenants(revision, job, place)
-                if not (
-                    self._room.recent(place, _decided_at(revision, job)) or self._is_taken_over(job)
-                ):
+                if not (self._room.recent(place, revision.sent_at) or self._is_taken_over(job)):
                     text = f"{job.metadata.name} placed on unmeasured {uuid}, {worker.node}"
                     self._fail("I14", revision, text)
 
@@ -430,15 +425,3 @@ def _is_in_force(job: GPUJob, attempt: int) -> bool:
 def _name(revision: Revision) -> str:
     metadata = revision.object["metadata"]
     return f"{metadata['namespace']}/{metadata['name']}"
-
-
-def _decided_at(revision: Revision, job: GPUJob) -> float:
-    """When the attempt was decided. Its pod records the placement, and only if the pod cannot be
-    created is the placement written, too. That takes at most `DECIDED_SECONDS`, and the operator's
-    clock may be wrong.
-    """
-    started = job.status.attempt_started_at
-    if started is None:
-        return revision.sent_at
-    decided_at = (started - T0).total_seconds()
-    return min(revision.sent_at, max(decided_at, revision.sent_at - DECIDED_SECONDS))

@@ -25,8 +25,10 @@ from tests.simulation.job_facts import (
     used_bytes,
 )
 
-# A decision may rest on a reading this old: staleness limit, watch lag and writes under way.
-READING_WINDOW_SECONDS = 45.0
+# A decision may rest on a reading this old. An unchanged one is not sent again for 28 s, and counts
+# as new as long as its agent is connected. Then come the staleness limit, watch lag and writes
+# under way.
+READING_WINDOW_SECONDS = 75.0
 # An operator's clock is that of the API server, as far as that tells whole seconds.
 CLOCK_SLACK_SECONDS = TOLERANCE_SECONDS + 1.0
 # Of each GPU: those of the window, and those that come while a write is under way.
