@@ -136,7 +136,15 @@ class Cluster:
     def _foreign(self, event_type: str, metadata: Manifest) -> None:
         """Its container ends at once when it is asked to."""
         if event_type == "MODIFIED" and "deletionTimestamp" in metadata:
-            self.clock.after(0.5, lambda: self._remove(metadata["uid"]))
+            self.clock.after(0.5, lambda: self._end_foreign(metadata["uid"]))
+
+    def _end_foreign(self, uid: str) -> None:
+        """Its kubelet says that it has ended, whoever keeps the object."""
+        pod = self.api.find(Kind.POD, uid)
+        if pod is not None and pod["status"].get("phase") == "Running":
+            state = {"terminated": {"exitCode": 137, "reason": "Error"}}
+            self._pod_status(pod, {"phase": "Failed", "containerStatuses": [worker_status(state)]})
+        self._remove(uid)
 
     def _collect_after(self, seconds: float, job_uid: str) -> None:
         """Once at a time for each job, however many pods a finalizer keeps."""
