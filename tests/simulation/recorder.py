@@ -140,6 +140,11 @@ class Recorder:
         pod = self._api.find(Kind.POD, pod_uid) if pod_uid else None
         return pod is not None and "deletionTimestamp" in pod["metadata"]
 
+    def _has_left(self, uid: str) -> bool:
+        """Whether the pod of such a job has ended: it is nobody's tenant, whatever the pod says."""
+        pod = self._api.find(Kind.POD, self._recorded.pod_of(uid) or "")
+        return pod is not None and self.is_leaving(uid) and not is_live(pod)
+
     def job_before(self, uid: str) -> GPUJob | None:
         return self._before.get(uid)
 
@@ -313,6 +318,7 @@ class Recorder:
             job
             for job in self._jobs.values()
             if holds_gpus(job) and job.status.placement is not None
+            and not self._has_left(job.metadata.uid)
             and any(
                 place == (worker.node, uuid)
                 for worker in job.status.placement.workers for uuid in worker.gpus
