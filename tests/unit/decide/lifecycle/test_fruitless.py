@@ -102,12 +102,12 @@ def test_a_run_that_began_again_makes_progress_from_there() -> None:
     assert world.phase("a") is not JobPhase.FAILED
 
 
-DATA = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]}
+DATA = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
 
 
 def with_own_checkpoints() -> GPUJob:
     """A script that keeps its checkpoints on a claim, as trainers do."""
-    template = make_template(**DATA)
+    template = make_template(volumes=DATA)
     mounts = [{"name": "data", "mountPath": "/data"}]
     template["spec"]["containers"][0]["volumeMounts"] = mounts
     job = make_job(template=template, claim=None)
