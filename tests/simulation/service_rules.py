@@ -181,7 +181,9 @@ class ServiceRules:
         replica = self._replicas.get(pod["metadata"]["labels"].get(LABEL_JOB_UID, ""))
         if replica is None:
             return
-        ready, now = takes_requests(pod) and not gone, self._api.now
+        # Nobody knows whose pod it is once its owner was taken away.
+        owned = bool(pod["metadata"].get("ownerReferences"))
+        ready, now = takes_requests(pod) and owned and not gone, self._api.now
         if replica.ready_since is not None and not ready:
             replica.ready_at, replica.ready_since = now, None
         elif replica.ready_since is None and ready:
