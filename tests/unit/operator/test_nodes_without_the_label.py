@@ -1,4 +1,4 @@
-"""I5: a node that loses its label is still there. What runs on it goes on and ends as elsewhere."""
+"""I5: a node that loses its label is still there. Its jobs go on and end as elsewhere."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -223,8 +223,8 @@ class Trials:
     def _known(self, key: Key, job: GPUJob) -> _Verdict | None:
         """Returns the verdict that still holds for the job, or None.
 
-        Whoever creates a refused job again has perhaps removed the cause. So the long pause of a
-        template is not that of a new job.
+        A new job does not wait for the long pause of its template, because its user may have
+        removed the cause before creating it.
         """
         verdict, now = self._verdicts.get(key), self._clock()
         if verdict is None or (verdict.until is not None and verdict.until <= now):

@@ -1,4 +1,4 @@
-"""A node without the label takes nothing new. What runs there goes on, measured or not."""
+"""Nothing new is placed on a node without the label. Its jobs go on, measured or not."""
 
 from dataclasses import replace
 from typing import Any
