@@ -11,8 +11,8 @@ from typing import Any
 from gpujob_api.gate import GateReport
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobFailure, JobPhase, StopReason
 from gpujob_api.gpuservice import GPUService, GPUServiceSpec, GPUServiceStatus
-from gpujob_api.manifest import gpujob_from_manifest
-from gpujob_api.meta import Metadata
+from gpujob_api.manifest import API_VERSION, GPUSERVICE, gpujob_from_manifest
+from gpujob_api.meta import Metadata, OwnerReference
 from gpujob_api.report import FailureClass
 from gpujob_api.serving import ServingReport
 from gpujob_operator.decide.model.configuration import Configuration
@@ -24,6 +24,7 @@ from gpujob_operator.decide.model.service_plan import (
     ServiceJob,
     ServiceStep,
 )
+from gpujob_operator.decide.model.services import replica_name
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.services.gates import sends_to_gate
 from gpujob_operator.decide.services.plan import step_of
@@ -47,6 +48,19 @@ def read_job(create: CreateJob, uid: str, now: datetime) -> GPUJob:
     manifest["metadata"] |= {"uid": uid, "resourceVersion": "1"}
     job = gpujob_from_manifest(manifest)
     return replace(job, metadata=replace(job.metadata, creation_timestamp=now))
+
+
+def as_replica(job: GPUJob, service: GPUService | None = None) -> GPUJob:
+    """The job as the first replica of a revision of the service."""
+    owner = (service or make_service()).metadata
+    metadata = replace(
+        job.metadata,
+        name=replica_name(owner.name, "0a1b2c", 0),
+        owner_references=(
+            OwnerReference(API_VERSION, GPUSERVICE.kind, owner.name, owner.uid, controller=True),
+        ),
+    )
+    return replace(job, metadata=metadata)
 
 
 @dataclass(slots=True)

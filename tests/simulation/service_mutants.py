@@ -13,8 +13,9 @@ from gpujob_operator.decide.model.service_plan import (
     ServicePlan,
     ServiceStep,
 )
+from gpujob_operator.decide.model.services import replica_name
 from gpujob_operator.decide.services.plan import plan_services
-from gpujob_operator.decide.services.replicas import replica_name, replicas_of
+from gpujob_operator.decide.services.replicas import replicas_of
 from gpujob_operator.decide.services.revision import revision_of, settings_of
 
 LONG_SECONDS = 10_000.0

@@ -19,12 +19,12 @@ from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob
 from gpujob_api.gpuservice import GPUService
-from gpujob_api.meta import LABEL_SERVICE_UID
 from gpujob_api.serving import ServingReport
 from gpujob_operator.act.front_writer import FrontWriter
 from gpujob_operator.act.service_writer import ServiceWriter
 from gpujob_operator.decide.model.gates import Gate
 from gpujob_operator.decide.model.service_plan import ServiceInputs, ServiceJob, ServicePlan
+from gpujob_operator.decide.model.services import service_of
 from gpujob_operator.decide.model.snapshot import PodView, Snapshot
 from gpujob_operator.decide.model.workers import speaks_for
 from gpujob_operator.port.parking import ParkingRequests
@@ -154,11 +154,9 @@ def service_inputs(
     namespaces = {one.metadata.uid: one.metadata.namespace for one in services}
     jobs: dict[str, list[GPUJob]] = defaultdict(list)
     for job in snapshot.jobs:
-        uid = job.metadata.labels.get(LABEL_SERVICE_UID)
-        if uid is None or namespaces.get(uid) != job.metadata.namespace:
-            continue
-        if any(one.uid == uid for one in job.metadata.owner_references):
-            jobs[uid].append(job)
+        service = service_of(job)
+        if service is not None and namespaces.get(service.uid) == job.metadata.namespace:
+            jobs[service.uid].append(job)
     wanted = {job.metadata.uid for owned in jobs.values() for job in owned}
     # A pod whose owner reference was removed still belongs to the job that recorded it.
     recorded = _recorded_pods(job for owned in jobs.values() for job in owned)

@@ -278,6 +278,16 @@ def test_a_job_of_another_namespace_is_no_replica_whatever_it_says() -> None:
     assert [one.job.metadata.namespace for one in given.jobs] == [service.metadata.namespace]
 
 
+def test_a_replica_without_its_labels_is_still_a_replica() -> None:
+    """Otherwise another of its name would be created again and again."""
+    service = make_service()
+    job = _owned(service)
+    bare = replace(job, metadata=replace(job.metadata, labels={}))
+    [given] = service_inputs([service], Snapshot(jobs=(bare,)), lambda uid: "", lambda uid: "")
+    assert given.jobs == (ServiceJob(bare, None, None),)
+    assert step_of(given, T0).creates == step_of(replace(given, jobs=()), T0).creates[1:]
+
+
 def _owned(service: GPUService) -> Any:
     [create] = step_of(ServiceInputs(service), T0).creates
     return placed(read_job(create, "uid-r", T0))

@@ -18,6 +18,7 @@ from gpujob_operator.decide.model.node_affinity import (
 )
 from gpujob_operator.decide.model.plan import CreatePod
 from gpujob_operator.decide.model.service_plan import CreateJob, Role
+from gpujob_operator.decide.services.replicas import measurement_name
 from gpujob_operator.render.gpuservice import core_service, service_job
 from gpujob_operator.render.pod import worker_pod
 from tests.harness.builders import T0, make_template, placed
@@ -25,7 +26,9 @@ from tests.harness.services import make_service, read_job
 
 
 def create(service: GPUService, role: Role = Role.REPLICA) -> CreateJob:
-    return CreateJob(service, "answers-0a1b2c-0", role, "0a1b2c", ServingSettings(measure=False))
+    is_replica = role is Role.REPLICA
+    name = "answers-0a1b2c-0" if is_replica else measurement_name("answers", "0a1b2c3d4e5f")
+    return CreateJob(service, name, role, "0a1b2c", ServingSettings(measure=False))
 
 
 def worker(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -111,6 +114,7 @@ def test_the_service_selects_the_pods_of_replicas_and_no_measurement() -> None:
     found = {}
     for role in Role:
         job = placed(read_job(create(service, role), f"uid-{role.value}", T0))
+        job = replace(job, metadata=replace(job.metadata, labels={}))  # Its user may edit them.
         pod = worker_pod(CreatePod(job, 0, Settings(), None), Configuration())
         labels = pod["metadata"]["labels"]
         found[role] = selector.items() <= labels.items()

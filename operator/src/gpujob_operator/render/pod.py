@@ -15,7 +15,6 @@ from gpujob_api.gpujob import (
     WorkerPlacement,
 )
 from gpujob_api.json_values import json_copy
-from gpujob_api.manifest import GPUSERVICE
 from gpujob_api.meta import (
     ANNOTATION_GPUS,
     ANNOTATION_PLACEMENT,
@@ -33,6 +32,7 @@ from gpujob_operator.decide.model.grace import grace_seconds
 from gpujob_operator.decide.model.held_gpus import is_whole_gpu, memory_cap_bytes
 from gpujob_operator.decide.model.plan import CreatePod
 from gpujob_operator.decide.model.pod_template import tolerations
+from gpujob_operator.decide.model.services import replica_id
 from gpujob_operator.decide.model.snapshot import LABEL_HOSTNAME
 from gpujob_operator.decide.model.workers import worker_name
 from gpujob_operator.render.service import (
@@ -45,7 +45,6 @@ from gpujob_operator.render.service import (
 
 TOKEN_DIRECTORY = "/var/run/gpujob"  # noqa: S105 - a path, not a secret
 TOKEN_SECONDS = 3600
-SERVICE_LABELS = (LABEL_SERVICE, LABEL_SERVICE_UID, LABEL_REVISION)
 WORKER_GROUP = 65532
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 TERMINATION_FILE = "/dev/termination-log"
@@ -125,12 +124,14 @@ def _metadata(
 
 def _service_labels(job: GPUJob) -> dict[str, str]:
     """Returns the labels by which a GPUService's Service selects its replicas' pods."""
-    if not any(owner.kind == GPUSERVICE.kind for owner in job.metadata.owner_references):
-        return {}
-    labels = job.metadata.labels
-    if LABEL_REVISION not in labels:
-        return {}  # It measures backends, and answers no requests.
-    return {name: labels[name] for name in SERVICE_LABELS if name in labels}
+    replica = replica_id(job)
+    if replica is None:
+        return {}  # A measurement of backends answers no requests.
+    return {
+        LABEL_SERVICE: replica.service.name,
+        LABEL_SERVICE_UID: replica.service.uid,
+        LABEL_REVISION: replica.revision,
+    }
 
 
 def _record(create: CreatePod) -> dict[str, str]:

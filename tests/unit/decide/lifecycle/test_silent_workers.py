@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import GPUJob, JobPhase, Measurement
-from gpujob_api.meta import LABEL_REVISION
 from gpujob_operator.decide.model.plan import Plan
 from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
@@ -26,6 +25,7 @@ from tests.harness.builders import (
     used,
     with_status,
 )
+from tests.harness.services import as_replica
 from tests.harness.world import World
 
 GIB = 1024**3
@@ -103,8 +103,7 @@ def test_a_worker_whose_processes_are_gone_does_not_work(
 def test_without_reports_the_probe_shows_whether_a_replica_works(*, ready: bool) -> None:
     """It may have no requests."""
     job = trained()
-    metadata = replace(job.metadata, labels={LABEL_REVISION: "1"})
-    replica = replace(job, metadata=metadata)
+    replica = as_replica(job)
     expected = JobPhase.RUNNING if ready else JobPhase.STOPPING
     assert phase(replica, decided(replica, IDLE_PERCENT, ready=ready)) is expected
     assert phase(job, decided(job, IDLE_PERCENT, ready=True)) is JobPhase.STOPPING, "has no probe"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpujob_api.gpujob import Counters, GPUJob, GPUJobStatus, StopReason
-from gpujob_api.meta import LABEL_REVISION, Condition
+from gpujob_api.meta import Condition
 from gpujob_api.quantities import GIB
 from gpujob_api.report import CheckpointReport, Protection, Report, ResumeRefused
 from gpujob_api.serving import ServingReport
@@ -29,6 +29,7 @@ from tests.harness.builders import (
     used,
     with_status,
 )
+from tests.harness.services import as_replica
 
 AT = 70.0
 REFUSED = ResumeRefused(190, "step 191 differs: loss 2.25 instead of 1.5")
@@ -189,9 +190,7 @@ def test_a_replica_has_nothing_to_resume(
     serving: ServingReport | None, exit_code: int, text: str
 ) -> None:
     stop = StopReason("NodeReclaimed", "node n0 is being reclaimed", after(AT + 30))
-    job = attempt(None, stop=stop)
-    labels = {LABEL_REVISION: "0a1b2c"}
-    job = replace(job, metadata=replace(job.metadata, labels=labels))
+    job = as_replica(attempt(None, stop=stop))
     report = make_report(serving=serving)
     _, [note] = decided(job, report=report, exit_code=exit_code, words=True)
     assert note.message == (

@@ -3,7 +3,6 @@
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, JobPhase, StopReason
-from gpujob_api.meta import LABEL_REVISION
 from gpujob_operator.decide.lifecycle import faults
 from gpujob_operator.decide.lifecycle.done import circumstances_of, known_done
 from gpujob_operator.decide.lifecycle.faults import (
@@ -27,6 +26,7 @@ from gpujob_operator.decide.measurement.progress import (
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import stop_seconds
+from gpujob_operator.decide.model.services import replica_id
 from gpujob_operator.decide.model.snapshot import PodPhase, PodView
 from gpujob_operator.decide.model.stop_reasons import (
     EVICTED,
@@ -197,7 +197,7 @@ def _may_work_silently(
         return False
     if not all(tells(site) for site in inputs.sites):
         return True
-    if LABEL_REVISION in job.metadata.labels and all(pod.ready for pod in pods):
+    if replica_id(job) is not None and all(pod.ready for pod in pods):
         return True
     usage = inputs.usage
     if usage is None or usage.utilization_percent < BUSY_PERCENT_MIN:

@@ -7,7 +7,6 @@ was saved or refused. Each is posted once, with the write that shows it.
 from collections.abc import Iterator
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus
-from gpujob_api.meta import LABEL_REVISION
 from gpujob_api.quantities import format_count, format_memory, format_seconds
 from gpujob_api.report import CheckpointReport, Report, WorkerPhase
 from gpujob_api.settings import OptimizeMode, TunedSettings
@@ -22,6 +21,7 @@ from gpujob_operator.decide.model.protection import (
     durable_checkpoint,
     why_unprotected,
 )
+from gpujob_operator.decide.model.services import replica_id
 from gpujob_operator.decide.model.snapshot import Yielding
 
 # Steps after the checkpoint of a stop, by which the next attempt checks its resume.
@@ -96,7 +96,7 @@ def after_an_interruption(
 
     A replica of a service has nothing to resume. `is_drained`: it answered what it had accepted.
     """
-    if LABEL_REVISION in job.metadata.labels:
+    if replica_id(job) is not None:
         answered = "all accepted requests were answered; " if is_drained else ""
         return f"{answered}its service starts another replica"
     saved = durable_checkpoint(job, configuration)

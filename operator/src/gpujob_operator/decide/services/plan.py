@@ -28,6 +28,7 @@ from gpujob_operator.decide.model.service_plan import (
     ServicePlan,
     ServiceStep,
 )
+from gpujob_operator.decide.model.services import replica_name
 from gpujob_operator.decide.model.snapshot import Parking
 from gpujob_operator.decide.services.gates import change_gates, demand_of, may_stop, sends_to_gate
 from gpujob_operator.decide.services.parking import not_woken, parking_of
@@ -36,7 +37,6 @@ from gpujob_operator.decide.services.replicas import (
     Replica,
     created_at,
     measurement_name,
-    replica_name,
     replicas_of,
 )
 from gpujob_operator.decide.services.revision import (

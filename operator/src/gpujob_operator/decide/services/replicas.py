@@ -1,21 +1,19 @@
 """The replicas of a service, as far as decisions need them."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_api.gpuservice import GPUServiceStatus, ReplicaStatus
-from gpujob_api.meta import LABEL_REVISION
 from gpujob_api.serving import ENV_SERVING_HOST, ServingReport
 from gpujob_operator.decide.model import conditions
 from gpujob_operator.decide.model.service_plan import ServiceJob
+from gpujob_operator.decide.model.services import replica_id
 from gpujob_operator.decide.model.snapshot import PodView
 
 # Short, because a job's name has at most 52 characters.
 MEASUREMENT = "pick"
-_NAME = re.compile(r"-([0-9a-f]{6})-(0|[1-9][0-9]{0,3})$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +124,13 @@ def replicas_of(jobs: Iterable[ServiceJob], status: GPUServiceStatus) -> tuple[R
     found: list[Replica] = []
     known = {one.name: one for one in status.replicas}
     for one in jobs:
-        match = _NAME.search(one.job.metadata.name)
-        if match is None or LABEL_REVISION not in one.job.metadata.labels:
+        found_id = replica_id(one.job)
+        if found_id is None:
             continue
         before = known.get(one.job.metadata.name)
-        found.append(Replica(one.job, match[1], int(match[2]), one.pod, one.report, before))
+        found.append(
+            Replica(one.job, found_id.revision, found_id.ordinal, one.pod, one.report, before)
+        )
     return tuple(sorted(found, key=created_at))
 
 
@@ -138,10 +138,6 @@ def created_at(replica: Replica) -> tuple[float, str]:
     """Returns the key that sorts replicas by age, oldest first."""
     time = replica.job.metadata.creation_timestamp
     return (time.timestamp() if time is not None else 0.0, replica.name)
-
-
-def replica_name(service: str, revision: str, ordinal: int) -> str:
-    return f"{service}-{revision}-{ordinal}"
 
 
 def measurement_name(service: str, key: str) -> str:
