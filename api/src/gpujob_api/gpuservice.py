@@ -253,8 +253,9 @@ class GPUServiceStatus:
     next_replica_at: datetime | None = None
     # Until when a removed replica is expected to hold its GPU.
     draining_until: datetime | None = None
-    # Since when fewer replicas would do.
+    # Since when fewer replicas would do, and the most that were needed since then.
     fewer_since: datetime | None = None
+    fewer_replicas: SmallCount = 0
     # Since when the newest revision is not complete.
     rollout_since: datetime | None = None
     summary: ServiceSummary = field(default_factory=ServiceSummary)

@@ -22,28 +22,37 @@ def reports(*busy: float) -> list[ServingReport]:
     [((10,), 1), ((60,), 1), ((61,), 2), ((90, 90), 3), ((100, 100, 100), 4), ((0, 0), 1)],
 )
 def test_each_replica_is_busy_for_at_most_60_percent(busy: tuple[float, ...], wanted: int) -> None:
-    found = scaled(Replicas(1, 4), 1, reports(*busy), False, None, T0)
+    found = scaled(Replicas(1, 4), 1, reports(*busy), False, None, 0, T0)
     assert found.wanted == wanted
 
 
 def test_without_reports_the_number_stays() -> None:
-    assert scaled(Replicas(1, 4), 3, [], False, None, T0).wanted == 3
+    assert scaled(Replicas(1, 4), 3, [], False, None, 0, T0).wanted == 3
 
 
 def test_refused_requests_need_another_replica_whatever_the_load() -> None:
-    assert scaled(Replicas(1, 4), 2, reports(10, 10), True, None, T0).wanted == 3
+    assert scaled(Replicas(1, 4), 2, reports(10, 10), True, None, 0, T0).wanted == 3
 
 
 def test_fewer_replicas_come_only_after_five_quiet_minutes() -> None:
-    found = scaled(Replicas(1, 4), 3, reports(5, 5, 5), False, None, T0)
+    found = scaled(Replicas(1, 4), 3, reports(5, 5, 5), False, None, 0, T0)
     assert (found.wanted, found.fewer_since) == (3, T0)
     almost = T0 + FEWER_AFTER - timedelta(seconds=1)
-    assert scaled(Replicas(1, 4), 3, reports(5, 5, 5), False, T0, almost).wanted == 3
-    assert scaled(Replicas(1, 4), 3, reports(5, 5, 5), False, T0, T0 + FEWER_AFTER).wanted == 1
+    assert scaled(Replicas(1, 4), 3, reports(5, 5, 5), False, T0, 1, almost).wanted == 3
+    assert scaled(Replicas(1, 4), 3, reports(5, 5, 5), False, T0, 1, T0 + FEWER_AFTER).wanted == 1
+
+
+def test_the_end_of_the_quiet_time_does_not_decide_for_all_of_it() -> None:
+    """Three of four were needed for nearly five minutes. The load pauses at their end."""
+    found = scaled(Replicas(1, 4), 4, reports(45, 45, 45, 45), False, None, 0, T0)
+    assert (found.wanted, found.fewer) == (4, 3)
+    end = T0 + FEWER_AFTER
+    found = scaled(Replicas(1, 4), 4, reports(0, 0, 0, 0), False, T0, found.fewer, end)
+    assert (found.wanted, found.fewer_since, found.fewer) == (3, end, 1)
 
 
 def test_a_burst_ends_the_quiet_time() -> None:
-    found = scaled(Replicas(1, 4), 2, reports(70, 40), False, T0, T0 + FEWER_AFTER)
+    found = scaled(Replicas(1, 4), 2, reports(70, 40), False, T0, 1, T0 + FEWER_AFTER)
     assert (found.wanted, found.fewer_since) == (2, None)
 
 
@@ -58,7 +67,7 @@ def test_the_bounds_hold_whatever_is_reported(
     low: int, more: int, before: int, busy: list[float], refused: bool
 ) -> None:
     replicas = Replicas(low, low + more)
-    found = scaled(replicas, before, reports(*busy), refused, None, T0)
+    found = scaled(replicas, before, reports(*busy), refused, None, 0, T0)
     assert low <= found.wanted <= low + more
 
 
@@ -68,7 +77,7 @@ def test_a_constant_load_settles(load: float) -> None:
     wanted, replicas = 1, Replicas(1, 16)
     for _ in range(20):
         share = min(100.0, 100 * load / wanted)
-        wanted = scaled(replicas, wanted, reports(*[share] * wanted), False, None, T0).wanted
+        wanted = scaled(replicas, wanted, reports(*[share] * wanted), False, None, 0, T0).wanted
     assert load / wanted <= BUSY_MAX + 1e-9
     assert wanted == 1 or load / (wanted - 1) > BUSY_MAX - 1e-9
 
@@ -92,9 +101,9 @@ def test_a_service_under_load_gets_replicas_and_loses_them_again() -> None:
 
 
 def test_a_replica_that_answers_and_does_not_report_may_have_the_load() -> None:
-    found = scaled(Replicas(1, 4), 2, reports(55), False, T0, T0 + FEWER_AFTER, some_silent=True)
+    found = scaled(Replicas(1, 4), 2, reports(55), False, T0, 1, T0 + FEWER_AFTER, some_silent=True)
     assert found.wanted == 2
-    found = scaled(Replicas(1, 4), 2, reports(150), False, None, T0, some_silent=True)
+    found = scaled(Replicas(1, 4), 2, reports(150), False, None, 0, T0, some_silent=True)
     assert found.wanted == 3, "more are never wrong"
 
 
@@ -107,3 +116,16 @@ def test_an_external_engine_has_the_least_number_of_replicas() -> None:
         scene.edit(replicas=Replicas(least, 5))
         scene.run(120)
         assert len(scene.ready()) == least
+
+
+def test_a_replica_that_answers_again_brings_no_new_refusals() -> None:
+    """Its process counts from its start, and its probe failed only for a moment."""
+    scene = ServiceWorld(make_service(replicas=Replicas(2, 4)))
+    scene.report = lambda live: ServingReport(ready=True, refused=5)
+    scene.run(60)
+    first = scene.replicas()[0]
+    first.ready = False
+    scene.run(20)
+    first.ready = True
+    scene.run(20)
+    assert scene.status.wanted_replicas == 2

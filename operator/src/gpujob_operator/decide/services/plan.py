@@ -141,13 +141,15 @@ def _wanted(
 ) -> tuple[int, GPUServiceStatus]:
     spec, status = service.spec, service.status
     if spec.suspend or _none_is_needed(inputs, service, replicas, now):
-        return 0, replace(status, fewer_since=None)
+        return 0, replace(status, fewer_since=None, fewer_replicas=0)
     if spec.optimize.backend is BackendName.EXTERNAL:
         # It reports no load, by which there could be more.
-        return max(1, spec.replicas.minimum), replace(status, fewer_since=None)
+        return max(1, spec.replicas.minimum), replace(status, fewer_since=None, fewer_replicas=0)
     ready = [one for one in replicas if one.ready]
     reports = [one.report for one in ready if one.report is not None]
-    refused = sum(report.refused for report in reports)
+    # A replica that answers again brings its refusals of earlier with it.
+    lasting = [one.report for one in ready if one.known is not None and one.known.ready]
+    refused = sum(report.refused for report in lasting if report is not None)
     before = status.traffic.refused if status.traffic is not None else refused
     # Another revision is measured anew, and its processes count from 0.
     same = status.revision == revision
@@ -157,10 +159,12 @@ def _wanted(
         reports,
         same and refused > before,
         status.fewer_since,
+        status.fewer_replicas,
         now,
         some_silent=len(reports) < len(ready),
     )
-    return scale.wanted, replace(status, fewer_since=scale.fewer_since)
+    status = replace(status, fewer_since=scale.fewer_since, fewer_replicas=scale.fewer)
+    return scale.wanted, status
 
 
 def _none_is_needed(

@@ -16,16 +16,18 @@ from gpujob_api.serving import ServingReport
 # Queueing delays grow without bound near 1. At 0.6 a batch waits for 1.5 times its own duration on
 # average (M/M/1: rho / (1 - rho)).
 BUSY_MAX = 0.6
-# A pause in the load of this length removes no replica.
+# A shorter pause in the load removes no replica. After it, as many are kept as were needed at
+# any time of it, as the HorizontalPodAutoscaler does in its stabilization window.
 FEWER_AFTER = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The wanted number, and since when fewer would do."""
+    """The wanted number, since when fewer would do, and the most that were needed since then."""
 
     wanted: int
     fewer_since: datetime | None = None
+    fewer: int = 0
 
 
 def scaled(
@@ -34,12 +36,14 @@ def scaled(
     reports: Sequence[ServingReport],
     refused_more: bool,
     fewer_since: datetime | None,
+    fewer: int,
     now: datetime,
     *,
     some_silent: bool = False,
 ) -> Scale:
     """Returns the wanted number of replicas. More come at once, fewer after a pause.
 
+    `fewer_since` and `fewer` are those of the last answer.
     `reports` are those of the replicas that answer. `refused_more` is whether requests were refused
     since the last round, and `some_silent` whether the load of a replica that answers is not known.
     """
@@ -57,7 +61,11 @@ def scaled(
         return Scale(needed)
     if some_silent:
         return Scale(before)
-    since = fewer_since or now
-    if now - since < FEWER_AFTER:
-        return Scale(before, since)
-    return Scale(needed)
+    if fewer_since is None:
+        return Scale(before, now, needed)
+    fewer = max(fewer, needed)
+    if now - fewer_since < FEWER_AFTER:
+        return Scale(before, fewer_since, fewer)
+    # The minimum or the maximum may have been edited since.
+    fewer = min(fewer, before)
+    return Scale(fewer) if fewer == needed else Scale(fewer, now, needed)
