@@ -4,7 +4,7 @@ A possible worker has a worker's name. `decide.model.workers` decides whether it
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -143,7 +143,8 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
     attempt, rank = _attempt_and_rank(metadata["name"])
     state = _worker_state(status)
     ended = mapping(state.get("terminated"))
-    failed_init = {} if ended else _failed_init(status)
+    sidecars = _native_sidecars(spec)
+    failed_init = {} if ended else _failed_init(status, sidecars)
     final_text = text((ended or failed_init).get("message"))
     termination = _termination_report(final_text)
     reason, message = _init_reason(failed_init) if failed_init else _reason(status, state)
@@ -175,7 +176,7 @@ def pod_view(manifest: Mapping[str, Any]) -> PodView:
         preempts=bool(text(status.get("nominatedNodeName"))),
         sandbox_ready=sandbox.get("status") != "False",
         last_change_at=_last_change(status),
-        pulls_images=sandbox.get("status") == "True" and _nothing_started(status, state),
+        pulls_images=sandbox.get("status") == "True" and _may_pull(status, sidecars),
         addresses=_addresses(status),
         ready=_condition(status, "Ready").get("status") == "True",
     )
@@ -270,19 +271,36 @@ def _last_change(status: Mapping[str, Any]) -> datetime | None:
     return max((one for one in moments if one is not None), default=None)
 
 
-def _nothing_started(status: Mapping[str, Any], worker: Mapping[str, Any]) -> bool:
-    """Returns whether no container has started yet.
+def _native_sidecars(spec: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the names of the init containers that run as long as the worker."""
+    containers = mappings(spec.get("initContainers"))
+    sidecars = (one for one in containers if one.get("restartPolicy") == "Always")
+    return frozenset(text(one.get("name")) for one in sidecars)
 
-    The worker waits as in every normal start. Each init container before it also waits like that or
-    has ended.
+
+def _may_pull(status: Mapping[str, Any], sidecars: Set[str]) -> bool:
+    """Returns whether a container may wait for nothing but its image.
+
+    No init container runs that has to end first, and no native sidecar that has to be started
+    first. Containers wait as in every normal start, of which the pull of an image is a part.
     """
-    before = [mapping(one.get("state")) for one in mappings(status.get("initContainerStatuses"))]
-    if any(mapping(state.get("running")) for state in before):
+    before = mappings(status.get("initContainerStatuses"))
+    if any(_delays_next(one, sidecars) for one in before):
         return False
-    waiting = [mapping(state.get("waiting")) for state in before if not state.get("terminated")]
-    if any(text(one.get("reason")) not in ("", *_ORDINARY_WAITING) for one in waiting):
+    containers = [*before, *mappings(status.get("containerStatuses"))]
+    reasons = [
+        text(mapping(mapping(one.get("state")).get("waiting")).get("reason")) for one in containers
+    ]
+    waiting = {reason for reason in reasons if reason}
+    return bool(waiting) and waiting <= _ORDINARY_WAITING
+
+
+def _delays_next(init_container: Mapping[str, Any], sidecars: Set[str]) -> bool:
+    if not mapping(mapping(init_container.get("state")).get("running")):
         return False
-    return mapping(worker.get("waiting")).get("reason") in _ORDINARY_WAITING
+    is_sidecar = text(init_container.get("name")) in sidecars
+    # Its startup probe has not succeeded.
+    return not is_sidecar or init_container.get("started") is False
 
 
 def _reason(status: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[str, str]:
@@ -305,15 +323,15 @@ def _reason(status: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[str, s
     return _unschedulable(status)
 
 
-def _failed_init(status: Mapping[str, Any]) -> Mapping[str, Any]:
+def _failed_init(status: Mapping[str, Any], sidecars: Set[str]) -> Mapping[str, Any]:
     """Returns the end of the init container because of which the pod failed, with its name, or an
-    empty mapping.
+    empty mapping. The kubelet ends native sidecars after it.
     """
     if text(status.get("phase")) != PodPhase.FAILED.value or text(status.get("reason")):
         return {}
     for one in mappings(status.get("initContainerStatuses")):
         ended = mapping(mapping(one.get("state")).get("terminated"))
-        if _exit_code(ended):
+        if _exit_code(ended) and text(one.get("name")) not in sidecars:
             return {**ended, "name": text(one.get("name"))}
     return {}
 

@@ -161,6 +161,8 @@ def test_a_node_that_is_gone_when_the_end_is_seen_may_have_ended_the_worker(
     snapshot = make_snapshot(JOB, pods=[pod], gpu_nodes=gpu_nodes, nodes=(make_node(node),))
     status = statuses(plan(snapshot, after(60)).items)[JOB.metadata.name]
     assert (status.phase is JobPhase.SUCCEEDED) is has_node
+    text = " ".join(one.message for one in status.conditions)
+    assert ("worker 0 ended with 0 on node n0, which is gone" in text) is not has_node
 
 
 def test_a_shell_hides_that_its_program_was_killed_for_memory() -> None:
@@ -252,6 +254,19 @@ def test_a_rank_that_was_done_before_the_others_ran_gets_no_second_pod() -> None
     job = said(job, make_pod(job, 1))
     assert job.status.phase is JobPhase.RUNNING
     assert said(job, make_pod(job, 1, exit_code=0)).status.phase is JobPhase.SUCCEEDED
+
+
+def test_a_rank_that_was_done_before_the_others_have_pods_ends_no_attempt() -> None:
+    """The pod of rank 1 is created late: a quota was full, or the API server was slow."""
+    job = placed(make_job(workers=2), ("n0", ("GPU-0",)), ("n1", ("GPU-1",)))
+    found = decided(job, make_pod(job, 0, exit_code=0))
+    status = statuses(found.items)["job"]
+    assert status.phase is JobPhase.STARTING
+    assert status.placement is not None
+    assert [one.done for one in status.placement.workers] == [True, None]
+    assert [one.rank for one in found.items if isinstance(one, CreatePod)] == [1]
+    failed = decided(job, make_pod(job, 0, exit_code=1))
+    assert not [one for one in failed.items if isinstance(one, CreatePod)]
 
 
 def test_the_next_attempt_needs_all_of_its_ranks() -> None:

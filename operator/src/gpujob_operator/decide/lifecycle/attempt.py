@@ -154,9 +154,11 @@ def _missing_can_be_created(job: GPUJob, inputs: JobInputs) -> bool:
     """
     pods = inputs.job_pods.current
     starting = job.status.phase is JobPhase.STARTING
-    short = len(done_ranks(job.status) | {pod.rank for pod in pods}) < job.spec.workers
+    done = done_ranks(job.status)
+    short = len(done | {pod.rank for pod in pods}) < job.spec.workers
     lost = lost_ranks(job, inputs.job_pods, inputs.perhaps_created)
-    return starting and short and not any(p.ended for p in pods) and not lost
+    failed = any(pod.ended and pod.rank not in done for pod in pods)
+    return starting and short and not failed and not lost
 
 
 def _starting(

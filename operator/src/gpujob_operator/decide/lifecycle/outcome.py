@@ -129,7 +129,7 @@ def judge(
         # A kubelet that restarts may reject a pod that has run for hours.
         has_run = job.status.phase is JobPhase.RUNNING
         refusal = None if lost or ours or has_run else refused_start(job, pods)
-        by = _ended_by(pods)
+        by = _ended_by(pods) or _ended_on_lost_node(pods, lost_nodes)
         error = "" if ours or lost else _broken_off(pods, around)
         return Outcome(
             AttemptEnd.INTERRUPTED,
@@ -170,6 +170,17 @@ def _ended_by(pods: tuple[PodView, ...]) -> str:
         if _left_as_asked(pod) or pod.exit_code in _INTERRUPTED:
             early = " before its last step" if pod.exit_code == EXIT_DONE else ""
             return f"worker {pod.rank} was asked to end, and ended with {pod.exit_code}{early}"
+    return ""
+
+
+def _ended_on_lost_node(pods: tuple[PodView, ...], lost_nodes: frozenset[str]) -> str:
+    """Returns which worker ended with 0, perhaps because its node went away, in words, or ""."""
+    for pod in pods:
+        if pod.exit_code == EXIT_DONE and pod.node in lost_nodes:
+            return (
+                f"worker {pod.rank} ended with 0 on node {pod.node}, which is gone, and no report "
+                "shows its last step"
+            )
     return ""
 
 
