@@ -87,7 +87,7 @@ class Candidates:
     _at: Floats
     _count: Integers
     _order: Integers
-    # By node: whether it lacks CPU, memory or pods for one worker now.
+    # By row: whether its node lacks CPU, memory or pods for this worker or one more.
     _short: Booleans
     _seen: list[CandidateGpus] = field(default_factory=list[CandidateGpus])
 
@@ -107,7 +107,7 @@ class Candidates:
         soon = ReadyTime(float(self._at[last]), int(self._count[last]), -gpu.free_bytes, gpu.uuid)
         number = self._node_of[last]
         node, uuids = self._nodes[number], tuple(gpu.uuid for gpu in gpus)
-        others = node.gpus if self._short[number] else ()
+        others = node.gpus if self._short[last] else ()
         beside = tuple(gpu.uuid for gpu in others if gpu.uuid not in uuids)
         return CandidateGpus(soon, node.node.name, uuids, gpus, tuple(tenants), beside)
 
@@ -205,16 +205,17 @@ def _in_order(
 ) -> Candidates:
     """Returns the candidates on GPUs that fit once `count` tenants have left.
 
-    Nodes without enough CPU, memory or pods for one worker have them at the latest when all of
-    their tenants have left. A node has no more candidates than workers that its host can take.
+    A node without enough CPU, memory or pods for a worker has them at the latest when all of its
+    tenants have left. A node has no more candidates than workers that its host can take.
     """
     size = requirements.job.spec.gpus_per_worker
     ready = np.where(tenancy.awaiting_reading, _UNREAD, _READY)
     since = np.take_along_axis(tenancy.stay.since, count[:, None], 1)[:, 0]
     at = np.maximum(ready, since)
-    short = _workers_by_host(requirements, tenancy.host_free) < 1
+    now = _workers_by_host(requirements, tenancy.host_free)
+    short = (now < 1)[tenancy.node_of]
     if short.any():
-        at = np.where(short[tenancy.node_of], np.maximum(at, _all_left(tenancy)), at)
+        at = np.where(short, np.maximum(at, _all_left(tenancy)), at)
     found = np.flatnonzero(fits)
     keys = tenancy.rank, -tenancy.free_bytes, count, at
     if size > 1:
@@ -227,6 +228,13 @@ def _in_order(
     if requirements.job.spec.workers > 1:
         most = _workers_by_host(requirements, tenancy.host_without_jobs)
         found = found[_among_first(tenancy.node_of[found[:, -1]], most)]
+        last = found[:, -1]
+        late = last[~_among_first(tenancy.node_of[last], now)]
+        if len(late):
+            at[late] = np.maximum(at[late], _all_left(tenancy)[late])
+            # The others wait for them, and a new tenant would take the CPU of the last that fits.
+            short[last[~_among_first(tenancy.node_of[last], now - 1)]] = True
+            found = found[np.lexsort([key[last] for key in keys])]
     # A copy of the order, because it is updated while candidates are still being read.
     return Candidates(
         found,

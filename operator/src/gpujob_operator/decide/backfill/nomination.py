@@ -8,7 +8,6 @@ finish before the nominated job starts may still run there (backfill).
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from math import inf
 
 from gpujob_operator.decide.backfill.earliest_start import CandidateGpus, Candidates, candidates
@@ -17,7 +16,7 @@ from gpujob_operator.decide.backfill.tenancy import Tenancy
 from gpujob_operator.decide.capacity.cluster import Capacity
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import Place
-from gpujob_operator.decide.packing.apart import DomainLimit, take_apart
+from gpujob_operator.decide.packing.apart import DomainLimit, first_apart
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.node_filter import spread_limits
 from gpujob_operator.decide.placement.requirements import JobRequirements
@@ -67,9 +66,7 @@ def earliest_start(
     best: list[CandidateGpus] | None = None
     for of_model in candidates:
         free = (one for one in of_model if nominated.isdisjoint(one.places))
-        apart = limits()
-        free = (one for one in free if take_apart(one.node, apart))
-        chosen = list(islice(free, workers))
+        chosen = sorted(first_apart(free, workers, limits(), lambda one: one.node))
         if len(chosen) == workers and (best is None or chosen[-1] < best[-1]):
             best = chosen
     if best is None:

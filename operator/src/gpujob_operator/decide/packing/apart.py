@@ -4,11 +4,12 @@ Workers are placed one after the other, as in kube-scheduler.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 Node = TypeVar("Node", bound=tuple[object, ...] | str)
+Place = TypeVar("Place")
 
 
 @dataclass(slots=True)
@@ -55,6 +56,33 @@ def take_apart(node: Node, limits: Sequence[DomainLimit[Node]]) -> bool:
     for limit in limits:
         limit.put(node)
     return True
+
+
+def first_apart(
+    places: Iterable[Place],
+    workers: int,
+    limits: Sequence[DomainLimit[Node]],
+    node_of: Callable[[Place], Node],
+) -> list[Place]:
+    """Returns the first places, in the given order, that the limits allow together.
+
+    A place that is one too many in its domain is taken once the other domains have as many.
+    """
+    chosen, passed = list[Place](), list[Place]()
+    for place in places:
+        if not take_apart(node_of(place), limits):
+            passed.append(place)
+            continue
+        chosen.append(place)
+        while len(chosen) < workers:
+            order = enumerate(passed)
+            found = next((n for n, one in order if take_apart(node_of(one), limits)), None)
+            if found is None:
+                break
+            chosen.append(passed.pop(found))
+        if len(chosen) == workers:
+            break
+    return chosen
 
 
 def place_apart(

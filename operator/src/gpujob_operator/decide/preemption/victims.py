@@ -5,9 +5,10 @@ that were already pending, can never preempt the same job in turn, and is preemp
 of times.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import islice
+from typing import NamedTuple
 
 from gpujob_api.gpujob import GPUJob, JobPhase
 from gpujob_operator.decide.capacity.cluster import (
@@ -19,7 +20,7 @@ from gpujob_operator.decide.capacity.cluster import (
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.held_gpus import Place
 from gpujob_operator.decide.model.pod_template import host_requests
-from gpujob_operator.decide.packing.apart import take_apart
+from gpujob_operator.decide.packing.apart import first_apart
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.finding import NO_GPUS
@@ -92,13 +93,13 @@ def select_victims(
     4. Check the result against the capacity, and spare victims that are not needed.
     """
     best: PreemptionTargets | None = None
+    workers = requirements.job.spec.workers
     for model in requirements.models(assumed.capacity):
         places = _places(requirements, model, assumed, victims, configuration)
         limits = spread_limits(requirements, assumed.capacity)
         ordered = sorted(places, key=lambda place: place.key)
-        apart = (place for place in ordered if take_apart(place.node, limits))
-        chosen = list(islice(apart, requirements.job.spec.workers))
-        if len(chosen) < requirements.job.spec.workers:
+        chosen = first_apart(ordered, workers, limits, lambda place: place.node)
+        if len(chosen) < workers:
             continue
         found = _verified(requirements, chosen, assumed, victims, configuration)
         if found is not None and (best is None or found.cost_gpu_seconds < best.cost_gpu_seconds):
@@ -113,11 +114,11 @@ def can_be_freed(
     configuration: Configuration,
 ) -> bool:
     """Returns whether the job would fit without all of these jobs, however many they are."""
+    workers = requirements.job.spec.workers
     for model in requirements.models(assumed.capacity):
         limits = spread_limits(requirements, assumed.capacity)
         places = _places(requirements, model, assumed, leaving, configuration)
-        apart = sum(take_apart(place.node, limits) for place in places)
-        if apart >= requirements.job.spec.workers:
+        if len(first_apart(places, workers, limits, lambda place: place.node)) == workers:
             return True
     return False
 
@@ -163,6 +164,7 @@ def _places(
     configuration: Configuration,
 ) -> list[_FreedPlace]:
     request = resolve(requirements, model, assumed.capacity, configuration)
+    held = _held_by_node(victims)
     found: list[_FreedPlace] = []
     for node in nodes_for(requirements, assumed.capacity):
         nominated = assumed.nominated_on.get(node.node.name, NO_GPUS)
@@ -173,36 +175,101 @@ def _places(
             and (freed := _freed(request, gpu, nominated, victims)) is not None
             for cost, who in (freed,)
         )
-        found += _worker_places(requirements, node, [(c, u, w) for c, _, u, w in gpus], victims)
+        host = _Host.of(node, requirements, held.get(node.node.name, {}))
+        found += _worker_places(
+            requirements, host, [(uuid, who) for _, _, uuid, who in gpus], victims
+        )
     return found
+
+
+class _Resources(NamedTuple):
+    """What workers take of a node, and jobs give back when they leave."""
+
+    cpu_milli: int
+    memory_bytes: int
+    pods: int
+
+
+_NOTHING = _Resources(0, 0, 0)
+
+
+def _held_by_node(victims: Mapping[str, Victim]) -> Mapping[str, Mapping[str, _Resources]]:
+    """Returns what each of these jobs holds of each node, by the node's name and the job's UID."""
+    held: dict[str, dict[str, _Resources]] = defaultdict(dict)
+    for uid, victim in victims.items():
+        placement = victim.job.status.placement
+        workers = placement.workers if placement is not None else ()
+        cpu_milli, memory_bytes = host_requests(victim.job)
+        for node, count in Counter(worker.node for worker in workers).items():
+            held[node][uid] = _Resources(count * cpu_milli, count * memory_bytes, count)
+    return held
+
+
+@dataclass(slots=True)
+class _Host:
+    """A node on which workers are put one after the other, while jobs leave it."""
+
+    node: str
+    free: _Resources
+    worker: _Resources
+    held: Mapping[str, _Resources]
+    workers: int = 0
+
+    @classmethod
+    def of(
+        cls, node: NodeCapacity, requirements: JobRequirements, held: Mapping[str, _Resources]
+    ) -> "_Host":
+        free = _Resources(node.cpu_milli_free, node.memory_bytes_free, node.pods_free)
+        worker = _Resources(requirements.cpu_milli, requirements.memory_bytes, 1)
+        return cls(node.node.name, free, worker, held)
+
+    def has_room(self, gone: Iterable[str]) -> bool:
+        """Returns whether one more worker fits without these jobs."""
+        count = self.workers + 1
+        left = [has - count * needs for has, needs in zip(self.free, self.worker, strict=True)]
+        for uid in gone:
+            left = [
+                has + more for has, more in zip(left, self.held.get(uid, _NOTHING), strict=True)
+            ]
+        return min(left) >= 0
 
 
 def _worker_places(
     requirements: JobRequirements,
-    node: NodeCapacity,
-    gpus: list[tuple[float, str, tuple[str, ...]]],
+    host: _Host,
+    gpus: Sequence[tuple[str, tuple[str, ...]]],
     victims: Mapping[str, Victim],
 ) -> list[_FreedPlace]:
-    """Returns groups of GPUs for the workers that fit into the node's free CPU and memory."""
+    """Returns groups of GPUs for the workers that fit into the node's CPU, memory and pods.
+
+    `gpus` are those of the node with the jobs that must leave each, cheapest first. A worker may
+    also need the CPU of jobs on other GPUs of the node.
+    """
     count = requirements.job.spec.gpus_per_worker
-    cpu_milli, memory_bytes = node.cpu_milli_free, node.memory_bytes_free
-    pods = node.pods_free
+    groups = [gpus[first : first + count] for first in range(0, len(gpus) - count + 1, count)]
+    waiting = [(group, frozenset(uid for _, who in group for uid in who)) for group in groups]
+    by_cost = sorted(host.held, key=lambda uid: (victims[uid].cost_gpu_seconds, uid))
     places: list[_FreedPlace] = []
-    gone: set[str] = set()
-    for first in range(0, len(gpus) - count + 1, count):
-        group = gpus[first : first + count]
-        who = frozenset(uid for _, _, uids in group for uid in uids)
-        cpu, memory, freed = -requirements.cpu_milli, -requirements.memory_bytes, -1
-        for uid in who - gone:
-            victim_cpu, victim_memory = host_requests(victims[uid].job)
-            cpu, memory, freed = cpu + victim_cpu, memory + victim_memory, freed + 1
-        if cpu_milli + cpu < 0 or memory_bytes + memory < 0 or pods + freed < 0:
-            # A free GPU may need the CPU of a victim, whose own GPU comes later.
-            continue
-        cpu_milli, memory_bytes, pods = cpu_milli + cpu, memory_bytes + memory, pods + freed
+    gone: frozenset[str] = frozenset()
+    while waiting:
+        # A free GPU may need the CPU of a job whose own GPU comes later.
+        order = enumerate(waiting)
+        at = next((n for n, (_, who) in order if host.has_room(who | gone)), None)
+        group, who = waiting.pop(at or 0)
+        if at is None:
+            for uid in by_cost:
+                if host.has_room(who | gone):
+                    break
+                who |= {uid}
+            if not host.has_room(who | gone):
+                break
+        if not host.has_room(who):
+            # It needs what the jobs leave that go for the places before.
+            who |= gone
         gone |= who
+        host.workers += 1
         cost = sum(victims[uid].cost_gpu_seconds for uid in who)
-        places.append(_FreedPlace(node.node.name, tuple(uuid for _, uuid, _ in group), who, cost))
+        places.append(_FreedPlace(host.node, tuple(uuid for uuid, _ in group), who, cost))
     return places
 
 
