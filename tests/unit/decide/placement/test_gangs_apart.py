@@ -214,3 +214,24 @@ def test_workers_are_taken_one_after_the_other() -> None:
     assert sum(n for _, n in place_apart({"a": 5, "c": 1}, 5, [limit])) == 3
     one = DomainLimit({"a": "a", "b": "b"}, 1, None)
     assert sum(n for _, n in place_apart({"a": 5, "b": 1}, 5, [one])) == 2
+
+
+def test_the_gpus_for_its_own_workers_are_nobody_elses() -> None:
+    world = World(make_job("low", sharing=SharingMode.EXCLUSIVE), **cluster(4))
+    world.tick()
+    world.submit(gang(4))
+    world.tick()
+    assert "of 4 GPUs: 3 free for its other workers; 1 allocated exclusively" in world.why("gang")
+
+
+@pytest.mark.parametrize("requests", [{"cpu": "2"}, {"cpu": "1", "memory": "80Gi"}])
+def test_a_gang_that_no_idle_node_has_the_cpu_and_memory_for_is_impossible(
+    requests: dict[str, Any],
+) -> None:
+    """Three of four workers fit beside each other."""
+    for workers, reason in ((4, "Unsatisfiable"), (3, "Placed")):
+        template = make_template(**requests)
+        world = World(make_job("gang", workers=workers, template=template), **cluster(4))
+        world.snapshot = replace(world.snapshot, nodes=(make_node("n0", cpu=6),))
+        world.tick()
+        assert world.why("gang").startswith(reason)

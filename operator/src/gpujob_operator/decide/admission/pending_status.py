@@ -79,6 +79,9 @@ def not_eligible(entry: Pending, queues: QuotaState, now: datetime) -> Wait | No
     if at is not None and at > now and not is_edited_since_refused(job):
         left = (at - now).total_seconds()
         before = conditions.find(job.status, conditions.SCHEDULED)
+        if before is None or before.reason != PendingReason.BACKING_OFF.value:
+            # Something else was in the way meanwhile. The end of the attempt stays here.
+            before = conditions.find(job.status, conditions.RUNNING)
         message = before.message if before is not None else f"retry in {left:.0f} s"
         return Wait(PendingReason.BACKING_OFF, message, next_seconds=left)
     return None

@@ -34,6 +34,8 @@ from gpujob_operator.decide.placement.requirements import JobRequirements, Worke
 
 # A GPU that fits, on a node that has too few of them.
 _FREE = UnfitReason("free, but too few on one node")
+# Another worker of the same gang would have it.
+_OWN = UnfitReason("free for its other workers")
 _UNREADABLE_REQUESTS = UnfitReason(
     "on nodes of any size: what the template's containers request cannot be read"
 )
@@ -120,7 +122,7 @@ def _could_ever_fit(request: WorkerRequest, assumed: AssumedCapacity) -> bool:
                 if c.model == request.model
             )
             count = 0 if misfit else sum(large) // requirements.job.spec.gpus_per_worker
-            count = min(count, node.node.pods_allocatable)
+            count = min(count, _hosted(requirements, node))
             if limits:
                 count = sum(take_apart(name, limits) for _ in range(count))
             places += count
@@ -129,15 +131,19 @@ def _could_ever_fit(request: WorkerRequest, assumed: AssumedCapacity) -> bool:
     return assumed.memo.once(("possible", requirements.scheduling_signature, request.model), find)
 
 
-def _node_never(requirements: JobRequirements, node: NodeCapacity) -> bool:
-    """Returns whether the job can never be on this node, whatever runs there.
+def _hosted(requirements: JobRequirements, node: NodeCapacity) -> int:
+    """Returns for how many workers an idle node has CPU, memory and pods."""
+    view = node.node
+    found = [view.pods_allocatable]
+    if requirements.cpu_milli:
+        found.append(view.cpu_milli_allocatable // requirements.cpu_milli)
+    if requirements.memory_bytes:
+        found.append(view.memory_bytes_allocatable // requirements.memory_bytes)
+    return min(found)
 
-    Temporary taints are left out.
-    """
-    if requirements.cpu_milli > node.node.cpu_milli_allocatable:
-        return True
-    if requirements.memory_bytes > node.node.memory_bytes_allocatable:
-        return True
+
+def _node_never(requirements: JobRequirements, node: NodeCapacity) -> bool:
+    """Returns whether the job is not allowed on this node. Temporary taints are left out."""
     view = node.node
     if any(map(is_temporary, view.taints)):
         view = replace(view, taints=tuple([one for one in view.taints if not is_temporary(one)]))
@@ -220,7 +226,11 @@ def _diagnose_node(
         return NodeDiagnosis({on_node: len(gpus)})
     counts: dict[UnfitReason, int] = {}
     nearest = FARTHEST
+    own = request.requirements.job.metadata.uid
     for gpu in gpus:
+        if any(tenant.job_uid == own for tenant in gpu.tenants):
+            counts[_OWN] = counts.get(_OWN, 0) + 1
+            continue
         finding, missing_bytes = why_not(request, gpu, nominated) or (_FREE, 0)
         counts[finding] = counts.get(finding, 0) + 1
         if 0 < missing_bytes <= nearest[0]:
