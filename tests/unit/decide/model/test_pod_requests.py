@@ -74,6 +74,68 @@ def test_a_pod_that_is_resized_counts_what_it_still_has(
     assert cached_pod(manifest).requests == PodRequests(*wanted)
 
 
+def _resized(spec: Spec, status: Spec, reason: str = "") -> PodRequests:
+    conditions = [{"type": "PodScheduled"}, {"type": "PodResizePending", "reason": reason}]
+    return requests_while_resized(spec, {**status, "conditions": conditions if reason else None})
+
+
+def test_a_container_that_shrinks_counts_what_it_still_has() -> None:
+    """Its kubelet allocates the lower amount first, and then waits for the memory to be free."""
+    spec: Spec = {
+        "containers": [_container("1", "1Gi", name="a"), _container("2", "1Gi", name="b")]
+    }
+    shrinks: Spec = {"allocatedResources": {"cpu": "1", "memory": "1Gi"}}
+    shrinks["resources"] = {"requests": {"cpu": "8", "memory": "4Gi"}}
+    status = {"containerStatuses": [{"name": "a", **shrinks}]}
+    assert _resized(spec, status) == PodRequests(10_000, 5 * 2**30)
+
+
+def test_each_container_counts_the_most_that_it_asks_or_has() -> None:
+    spec: Spec = {"containers": [_container("1", "0", name="a"), _container("4", "0", name="b")]}
+    grown = [
+        {"name": "a", "resources": {"requests": {"cpu": "4"}}},
+        {"name": "b", "resources": {"requests": {"cpu": "1"}}},
+    ]
+    assert _resized(spec, {"containerStatuses": grown}).cpu_milli == 8000
+
+
+@pytest.mark.parametrize(
+    ("reason", "cpu_milli"), [("Infeasible", 2000), ("Deferred", 64_000), ("", 64_000)]
+)
+def test_a_change_that_no_node_allows_does_not_count(reason: str, cpu_milli: int) -> None:
+    """An autoscaler may ask for more than its node has. The pod stays as it is."""
+    asked: Spec = {"requests": {"cpu": "64"}, "limits": {"cpu": "64"}}
+    spec = {"containers": [{"name": "a", "resources": asked}]}
+    has = {"allocatedResources": {"cpu": "2"}, "resources": {"requests": {"cpu": "2"}}}
+    assert _resized(spec, {"containerStatuses": [{"name": "a", **has}]}, reason) == PodRequests(
+        cpu_milli, 0
+    )
+    unread = {"containerStatuses": [{"name": "a"}]}
+    assert _resized(spec, unread, reason).cpu_milli == 64_000, "nothing else is known"
+
+
+@pytest.mark.parametrize(("reason", "cpu_milli"), [("Infeasible", 3000), ("", 5000)])
+def test_a_sidecar_is_resized_like_a_container(reason: str, cpu_milli: int) -> None:
+    spec: Spec = {
+        "containers": [_container("1", "0", name="a")],
+        "initContainers": [_sidecar("4", "0"), _container("1", "0", name="step")],
+    }
+    spec["initContainers"][0]["name"] = "mesh"
+    has = [
+        {"name": "mesh", "resources": {"requests": {"cpu": "2"}}},
+        {"name": "step", "resources": {"requests": {"cpu": "32"}}},
+    ]
+    assert _resized(spec, {"initContainerStatuses": has}, reason).cpu_milli == cpu_milli
+
+
+@pytest.mark.parametrize("conditions", [3, [3], [{"type": ["odd"]}], {}])
+def test_odd_conditions_of_a_pod_say_nothing(conditions: object) -> None:
+    spec = {"containers": [_container("1", "1Gi", name="a")]}
+    has = [{"name": "a", "resources": {"requests": {"cpu": "2"}}}]
+    status = {"containerStatuses": has, "conditions": conditions}
+    assert requests_while_resized(spec, status) == PodRequests(2000, 2**30)
+
+
 def test_nothing_requested() -> None:
     assert pod_requests({"containers": [{}]}) == PodRequests(0, 0)
 

@@ -90,42 +90,65 @@ def _is_sidecar(container: object) -> bool:
 def requests_while_resized(spec: Mapping[str, Any], status: Mapping[str, Any]) -> PodRequests:
     """Returns the same for a pod that a kubelet runs.
 
-    While its resources are changed in place, the larger of its requests and its present allocation
-    counts, as in kube-scheduler.
+    While its resources are changed in place, each container counts with the largest of its
+    requests, its allocation and what it still has, as in kube-scheduler. The requests do not count
+    while the kubelet calls the change infeasible: it will not be made, and the pod may ask for more
+    than any node has.
     """
     asked = pod_requests(spec)
     held = _held_by_name(status)
     if not held or asked == WHOLE_NODE:
         return asked
-    containers = [_holding(one, held) for one in _containers(spec.get("containers"))]
-    before = pod_requests({**spec, "containers": containers})
-    return PodRequests(*map(max, asked, before))
+    infeasible = _is_infeasible(status)
+    seen = {
+        part: [
+            # An init container that ends is never resized.
+            _holding(one, held, infeasible) if part == "containers" or _is_sidecar(one) else one
+            for one in _containers(spec.get(part))
+        ]
+        for part in ("containers", "initContainers")
+    }
+    return pod_requests({**spec, **seen})
 
 
-def _held_by_name(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Returns what each container was allocated, if its kubelet reports it readably."""
-    found: dict[str, Mapping[str, Any]] = {}
+def _held_by_name(status: Mapping[str, Any]) -> dict[str, _Amounts]:
+    """Returns the larger of what each container was allocated and what it still has, if its
+    kubelet reports it readably. A container that shrinks was allocated the lower amount already.
+    """
+    found: dict[str, _Amounts] = {}
     try:
-        for one in _containers(status.get("containerStatuses")):
-            given = _object(_object(one.get("resources")).get("requests"))
-            given = _object(one.get("allocatedResources")) or given
-            _amounts(given)
-            if given:
-                found[str(one.get("name"))] = given
+        for part in ("containerStatuses", "initContainerStatuses"):
+            for one in _containers(status.get(part)):
+                allocated, actual = one.get("allocatedResources"), one.get("resources")
+                if allocated is None and actual is None:
+                    continue
+                has = _amounts(_object(actual).get("requests"))
+                found[str(one.get("name"))] = _larger(_amounts(allocated), has)
     except Unreadable:
         return {}
     return found
 
 
+def _is_infeasible(status: Mapping[str, Any]) -> bool:
+    conditions = status.get("conditions")
+    return isinstance(conditions, list) and any(
+        isinstance(one, Mapping)
+        and one.get("type") == "PodResizePending"
+        and one.get("reason") == "Infeasible"
+        for one in cast("list[object]", conditions)
+    )
+
+
 def _holding(
-    container: Mapping[str, Any], held: Mapping[str, Mapping[str, Any]]
+    container: Mapping[str, Any], held: Mapping[str, _Amounts], infeasible: bool
 ) -> Mapping[str, Any]:
-    given = held.get(str(container.get("name")))
-    if given is None:
+    """Returns the container with the requests that count."""
+    has = held.get(str(container.get("name")))
+    if has is None:
         return container
-    resources = _object(container.get("resources"))
-    requests = {**_object(resources.get("requests")), **given}
-    return {**container, "resources": {**resources, "requests": requests}}
+    cpu, memory = has if infeasible else _larger(_of_container(container), has)
+    requests = {"cpu": None if cpu is None else f"{cpu}m", "memory": memory}
+    return {**container, "resources": {"requests": requests}}
 
 
 # Most pods have one container and nothing else, and thousands are read at once. Absent fields are
