@@ -7,13 +7,16 @@ import pytest
 from gpujob_api.gpujob import GPUJob, SpotPolicy
 from gpujob_api.quantities import GIB
 from gpujob_api.report import Protection
+from gpujob_api.start_refusal import StartRefusal
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.snapshot import Snapshot, Taint
 from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.requirements import requirements_of
+from gpujob_operator.decide.planner import plan
 from tests.harness.builders import (
     T0,
+    after,
     make_gpu,
     make_gpu_node,
     make_job,
@@ -21,6 +24,7 @@ from tests.harness.builders import (
     make_snapshot,
     make_template,
     running,
+    statuses,
     with_status,
 )
 from tests.harness.capacity import build_capacity
@@ -50,6 +54,53 @@ def test_findings_that_differ_in_the_figure_are_told_as_one_and_the_most_gpus_fi
     big = make_job(template=make_template(memory="3Gi"))
     snapshot = make_snapshot(nodes=memory, gpu_nodes=gpu_nodes[:2])
     assert message_of(big, snapshot).endswith("2 on nodes short of 2 GiB to 3 GiB host memory")
+
+
+def _refused_by(count: int, words: str = "Insufficient rdma/hca") -> GPUJob:
+    refusals = [
+        StartRefusal("Unschedulable", f"pod a-{n}-0 on n{n}: {words}", 1, after(600), f"n{n}")
+        for n in range(count)
+    ]
+    return with_status(make_job("a"), start_refusals=tuple(refusals))
+
+
+def test_many_nodes_that_refused_a_job_are_told_as_one() -> None:
+    """Their words differ in the names of the pod and the node only, and would fill a condition."""
+    nodes = [make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}")) for n in range(8)]
+    other = running(make_job("other"), ("n7", ("GPU-7",)))
+    snapshot = make_snapshot(other, gpu_nodes=nodes)
+    assert message_of(_refused_by(7), snapshot).endswith(
+        "of 8 GPUs: 7 avoided: pod a-6-0 on n6: Insufficient rdma/hca (the newest of 7 refusals; "
+        "status.startRefusals has all); 1 allocated exclusively to another job"
+    )
+    assert "7 avoided: pod a-6-0 on n6: {0} (the" in message_of(_refused_by(7, "{0}"), snapshot)
+
+
+def test_the_newest_refusal_is_that_of_a_node_that_would_be_used_otherwise() -> None:
+    nodes = [
+        make_node(f"n{n}", taints=(Taint("team", "NoSchedule", ""),) if n == 3 else ())
+        for n in range(4)
+    ]
+    gpu_nodes = [make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}")) for n in range(4)]
+    message = message_of(_refused_by(4), make_snapshot(nodes=nodes, gpu_nodes=gpu_nodes))
+    assert "3 avoided: pod a-2-0 on n2: Insufficient rdma/hca (the newest of 3 ref" in message
+
+
+def test_two_nodes_that_refused_a_job_are_told_each_in_its_words() -> None:
+    nodes = [make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}")) for n in range(2)]
+    assert message_of(_refused_by(2), make_snapshot(gpu_nodes=nodes)).endswith(
+        "1 avoided: pod a-0-0 on n0: Insufficient rdma/hca; "
+        "1 avoided: pod a-1-0 on n1: Insufficient rdma/hca"
+    )
+
+
+def test_what_a_condition_says_last_is_whole_however_many_nodes_refused_the_job() -> None:
+    words = f"kube-scheduler refused the pod: 0/40 nodes are available: {'selector ' * 20}"
+    nodes = [make_gpu_node(f"n{n}", make_gpu(f"GPU-{n}")) for n in range(40)]
+    found = plan(make_snapshot(_refused_by(40, words), gpu_nodes=nodes), after(0)).items
+    (scheduled,) = [one for one in statuses(found)["a"].conditions if one.type == "Scheduled"]
+    assert scheduled.message.startswith("needs 1 x a whole GPU; of 40 GPUs: 40 avoided: ")
+    assert scheduled.message.endswith("; position 1 of the jobs waiting for GPUs")
 
 
 def test_words_with_braces_are_told_as_they_are() -> None:

@@ -6,11 +6,12 @@ thousands of pending jobs repeat the question.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gpujob_api.quantities import format_count, format_memory
+from gpujob_api.start_refusal import StartRefusal
 from gpujob_operator.decide.capacity.cluster import Capacity, GPUCapacity, NodeCapacity
 from gpujob_operator.decide.model.pod_requests import WHOLE_NODE
 from gpujob_operator.decide.packing.apart import take_apart
@@ -25,6 +26,7 @@ from gpujob_operator.decide.placement.finding import (
 from gpujob_operator.decide.placement.gpu_filter import EXTERNAL_USE, render_reason, why_not
 from gpujob_operator.decide.placement.memo import Memo
 from gpujob_operator.decide.placement.node_filter import (
+    avoided_text,
     is_temporary,
     node_mismatch,
     spread_limits,
@@ -43,6 +45,9 @@ _UNREADABLE_REQUESTS = UnfitReason(
 _CPU_SHORT = "on nodes short of {} milli-CPU"
 _MEMORY_SHORT = "on nodes short of {} host memory"
 _PODS_SHORT = UnfitReason("on nodes that take no more pods")
+# Up to this number of refusals, each is told in its own words. Many differ only in the names of the
+# pod and the node, and more would leave no room for what keeps the job from the other GPUs.
+_REFUSALS_TOLD = 2
 
 
 @dataclass(slots=True)
@@ -169,11 +174,28 @@ def _explain(
     asked = requirements.job.spec.gpus
     what = _request_text(request)
     gang = f" (capacity for {placed} of {requirements.job.spec.workers} workers)" if placed else ""
+    counts = _with_few_refusals(counts, requirements.refused_by)
     message = f"needs {asked} x {what}{gang}; of {total} GPUs: {_in_words(counts)}"
     if requirements.spread:
         message += f"; its workers must lie apart ({requirements.spread[0].text})"
     missing_bytes, uuid, name = nearest
     return message + _nearest_text(missing_bytes, name, capacity.gpu(name, uuid))
+
+
+def _with_few_refusals(
+    counts: Mapping[UnfitReason, int], refused_by: Sequence[StartRefusal]
+) -> Mapping[UnfitReason, int]:
+    """Returns the counts with all avoided nodes under the newest refusal, if more than a few
+    refused the job in words of their own.
+    """
+    findings = [render_reason(avoided_text(one)) for one in refused_by]
+    told = dict.fromkeys(one for one in reversed(findings) if one in counts)
+    if len(told) <= _REFUSALS_TOLD:
+        return counts
+    newest = next(iter(told)).text
+    text = f"{newest} (the newest of {len(told)} refusals; status.startRefusals has all)"
+    others = {one: count for one, count in counts.items() if one not in told}
+    return {**others, UnfitReason(text): sum(counts[one] for one in told)}
 
 
 def _in_words(counts: Mapping[UnfitReason, int]) -> str:

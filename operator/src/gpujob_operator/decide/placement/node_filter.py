@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpujob_api.gpujob import SpotPolicy
+from gpujob_api.start_refusal import StartRefusal
 from gpujob_operator.decide.capacity.cluster import Capacity, NodeCapacity
 from gpujob_operator.decide.model.node_affinity import NodeRequirement, affinity_mismatch
 from gpujob_operator.decide.model.protection import Unprotected
@@ -33,7 +34,12 @@ def why_not_on(requirements: JobRequirements, node: NodeView) -> str:
     refused = next(
         (one for one in requirements.refused_by if one.node == node.name not in one.beside), None
     )
-    return f"avoided: {refused.message}" if refused is not None else ""
+    return avoided_text(refused) if refused is not None else ""
+
+
+def avoided_text(refused: StartRefusal) -> str:
+    """Returns why a node is not used that refused the job."""
+    return f"avoided: {refused.message}"
 
 
 def spread_limits(requirements: JobRequirements, capacity: Capacity) -> list[DomainLimit[str]]:
