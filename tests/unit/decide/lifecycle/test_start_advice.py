@@ -89,6 +89,48 @@ from gpujob_operator.decide.lifecycle.start_advice import with_advice
             "container has runAsNonRoot and image has non-numeric user (mambauser), cannot verify",
             "by such a number in the image",
         ),
+        ("couldn't find key token in Secret team/hf", "add the key"),
+        ("couldn't find key rate in ConfigMap team/lr", "add the key"),
+        (
+            'MountVolume.SetUp failed for volume "v" : references non-existent secret key: token',
+            "add the key",
+        ),
+        (
+            'Internal error occurred: failed calling webhook "v.example.org": failed to call '
+            'webhook: Post "https://v.example.org:443/x": connection refused',
+            "the pods of its service",
+        ),
+        (
+            "pods \"a-1-0\" is forbidden: ValidatingAdmissionPolicy 'team' with binding 'team' "
+            "denied request: no label team",
+            "kubectl get validatingadmissionpolicies,",
+        ),
+        (
+            "UnexpectedAdmissionError: Pod was rejected: Allocate failed due to no healthy devices "
+            "present; cannot allocate unhealthy devices rdma/hca, which is unexpected",
+            "the device plugin's pod",
+        ),
+        (
+            'ErrImagePull: failed to pull and unpack image "x": failed to extract layer: write '
+            "/var/lib/containerd/x: no space left on device",
+            "the node's disk is full",
+        ),
+        (
+            'ErrImagePull: failed to pull and unpack image "x": no match for platform in manifest: '
+            "not found",
+            "kubernetes.io/arch",
+        ),
+        ("ErrImagePull: no matching manifest for linux/arm64 in the list", "kubernetes.io/arch"),
+        (
+            "ErrImagePull: no image found in image index for architecture arm64",
+            "kubernetes.io/arch",
+        ),
+        (
+            "ErrImagePull: 429 Too Many Requests - Server message: toomanyrequests: You have "
+            "reached your unauthenticated pull rate limit",
+            "the registry limits",
+        ),
+        ("ErrImagePull: unexpected status: 429 Too Many Requests", "the registry limits"),
         ('Back-off pulling image "x": ErrImagePull: not found', "imagePullSecrets"),
         ("ErrImageNeverPull: Container image x is not present", "imagePullPolicy"),
         ("InvalidImageName: Failed to apply default image tag", "a valid name of the image"),

@@ -12,6 +12,19 @@ _SECRETS = (
     "kubectl get secrets,configmaps in the job's namespace: create it, or create the job again "
     "with another one"
 )
+_KEY = (
+    "add the key to it (kubectl edit), or create the job again with a key in the template that it "
+    "has"
+)
+_PULLS = (
+    "the registry limits how much is pulled: wait until it allows more, or create the job again "
+    "with imagePullSecrets of an account in the template, or with an image of your own registry"
+)
+_PLATFORM = (
+    "the image is not built for the node's CPU (kubectl get nodes -L kubernetes.io/arch): build it "
+    "for this platform as well, or create the job again with kubernetes.io/arch in the template's "
+    "nodeSelector"
+)
 _IMAGE = (
     "check the image's name and tag, that the node reaches its registry, and the template's "
     "imagePullSecrets; to change the template, create the job again"
@@ -81,6 +94,21 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
         "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations has whose it is",
     ),
     (
+        ("failed calling webhook",),
+        "no pod is taken until this webhook answers: look at the pods of its service, which "
+        "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations -o wide names",
+    ),
+    (
+        ("validatingadmissionpolicy", "denied request"),
+        "create the job again with a template that meets this policy, or have it changed (kubectl "
+        "get validatingadmissionpolicies,validatingadmissionpolicybindings)",
+    ),
+    (
+        ("allocate failed", "unhealthy devices"),
+        "look at the device plugin's pod on this node (kubectl get pods -A -o wide): it reports no "
+        "healthy device, or none yet after the node was started",
+    ),
+    (
         ('persistentvolumeclaim "', "not found"),
         "create the claim in the job's namespace, or create the job again with another one "
         "(spec.checkpoint.volumeClaimName, the template's volumes)",
@@ -97,6 +125,8 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (("secret", "not found"), _SECRETS),
     (("configmap", "not found"), _SECRETS),
+    (("couldn't find key",), _KEY),
+    (("references non-existent", "key"), _KEY),
     (("image will run as root",), _USER),
     (("image has non-numeric user",), _USER),
     (
@@ -104,6 +134,16 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
         "put the image onto the node, or create the job again with another imagePullPolicy in the "
         "template",
     ),
+    (
+        ("no space left on device",),
+        "the node's disk is full (kubectl describe node has DiskPressure): remove what is not "
+        "needed there, such as images, or give the node a larger disk",
+    ),
+    (("no match for platform in manifest",), _PLATFORM),
+    (("no matching manifest for",), _PLATFORM),
+    (("no image found in image index for architecture",), _PLATFORM),
+    (("toomanyrequests",), _PULLS),
+    (("imagepull", "429 too many requests"), _PULLS),
     (("errimagepull",), _IMAGE),
     (("imagepullbackoff",), _IMAGE),
     (("registryunavailable",), _IMAGE),
