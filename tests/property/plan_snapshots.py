@@ -291,6 +291,9 @@ def fresh_clusters(draw: st.DrawFn, jobs_max: int = 5, nodes_max: int = 3) -> Sn
     )
 
 
+REFUSALS = ("must be a number", "exceeded quota: q, requested: count/pods=1")
+
+
 @st.composite
 def odd_snapshots(draw: st.DrawFn) -> Snapshot:
     """Anything at all."""
@@ -311,7 +314,7 @@ def odd_snapshots(draw: st.DrawFn) -> Snapshot:
         for rank in range(draw(st.integers(0, 2)))
     )
     templates = tuple(
-        RefusedTemplate(job.metadata.uid, "must be a number", draw(times))
+        RefusedTemplate(job.metadata.uid, draw(st.sampled_from(REFUSALS)), draw(times))
         for job in jobs
         if draw(st.booleans())
     )

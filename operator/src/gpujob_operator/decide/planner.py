@@ -21,7 +21,7 @@ from gpujob_operator.decide.capacity.cluster import Capacity, with_reservation
 from gpujob_operator.decide.capacity.sites import gpus_at, gpus_by_place, is_same_place, sites_of
 from gpujob_operator.decide.lifecycle import attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
-from gpujob_operator.decide.lifecycle.pod_cleanup import orphaned_pods
+from gpujob_operator.decide.lifecycle.pod_cleanup import orphaned_pods, pods_within_quota
 from gpujob_operator.decide.lifecycle.recorded import is_overdue, seconds_to_record, until_recorded
 from gpujob_operator.decide.lifecycle.settings import permitted
 from gpujob_operator.decide.lifecycle.status import finish_status, needs_write
@@ -38,6 +38,7 @@ from gpujob_operator.decide.model.placement_record import record_of
 from gpujob_operator.decide.model.plan import (
     CreatePod,
     DeleteJob,
+    DeletePod,
     DeleteProfile,
     NextStep,
     Plan,
@@ -104,8 +105,9 @@ def plan(snapshot: Snapshot, now: datetime, cache: SchedulerCache | None = None)
     items += orphaned_pods(cache.pods_of_gone(), invalid, snapshot.configuration, now)
     items += [DeleteJob(cache.entries[uid].job) for uid in cache.expiries.due(now)]
     items += [DeleteProfile(profile) for profile in cache.expired_profiles(now)]
-    # 8. Try refused templates again.
+    # 8. Try refused templates again, and delete ended pods that a quota counts.
     items += _tries(cycle, placed)
+    items += _counted_pods(cycle, placed)
     # 9. Publish the queues' figures.
     items += queue_statuses(snapshot.queues, queues, cache.waiting.entries.values(), now)
     return Plan(tuple(items), cycle.next_seconds(steps))
@@ -122,6 +124,22 @@ def _tries(cycle: "_Cycle", placed: Mapping[str, int]) -> list[TryTemplate]:
     )
     jobs = (cycle.cache.entries[uid].job for _, uid in due if uid in cycle.cache.entries)
     return [TryTemplate(job) for job in jobs if not job.spec.suspend][:TRIES_MAX]
+
+
+def _counted_pods(cycle: "_Cycle", placed: Mapping[str, int]) -> list[DeletePod]:
+    """Returns the ended pods that keep their own jobs from starting, by the job's UID.
+
+    A job whose write is not done may lack the pods' outcome in its stored status.
+    """
+    entries = cycle.cache.entries
+    blocked = {*placed, *cycle.writing}
+    refused = sorted(cycle.snapshot.refused_templates, key=lambda one: one.job_uid)
+    return [
+        item
+        for one in refused
+        if one.job_uid not in blocked and (entry := entries.get(one.job_uid)) is not None
+        for item in pods_within_quota(entry.job, entry.job_pods, one, cycle.configuration)
+    ]
 
 
 class Planner:

@@ -1,5 +1,5 @@
-"""Pods to delete: pods of jobs that are gone or being deleted, and pods of no attempt of
-their job.
+"""Pods to delete: pods of jobs that are gone or being deleted, pods of no attempt of their job, and
+ended pods that keep their own job from starting.
 """
 
 from collections.abc import Iterable, Set
@@ -12,7 +12,7 @@ from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import grace_seconds, pod_grace_seconds
 from gpujob_operator.decide.model.placement_record import came_late
 from gpujob_operator.decide.model.plan import DeletePod
-from gpujob_operator.decide.model.snapshot import PodView
+from gpujob_operator.decide.model.snapshot import PodView, RefusedTemplate
 from gpujob_operator.decide.model.workers import JobPods
 
 # Finished pods of this many attempts are kept for their logs.
@@ -20,6 +20,8 @@ ATTEMPTS_KEPT = 3
 # The age from which a pod can be an orphan. By then its job would have been seen if it existed. A
 # watch that fell silent is noticed after 70 s, and lists again.
 ORPHAN_SECONDS = 120.0
+# How the API server names a quota of pods that counts ended ones. A quota of `pods` does not.
+_COUNTS_ENDED = ("exceeded quota", "count/pods")
 
 
 def abandoned_pods(
@@ -57,12 +59,40 @@ def stray_pods(
             # This view of the job may be old. If it is not, restoring data lost the status.
             continue
         stray = not pod.finished and (waiting or pod not in job_pods.current)
-        stale = pod.finished and pod.attempt <= job.status.attempt - ATTEMPTS_KEPT
+        stale = pod.finished and not _is_kept(job, pod)
         if (stray or stale or late) and pod.deletion_at is None:
             reason = "not part of the current attempt" if stray else "logs of an old attempt"
             reason = "another process placed it and is not followed" if late else reason
             found.append(delete_pod(job, pod, reason, configuration))
     return tuple(found)
+
+
+def pods_within_quota(
+    job: GPUJob, job_pods: JobPods, refused: RefusedTemplate, configuration: Configuration
+) -> tuple[DeletePod, ...]:
+    """Returns the ended pods of a waiting job, if it is refused more pods by a quota that counts
+    them.
+
+    They would be deleted after a few more attempts, of which the quota allows none. A start is
+    worth more than their logs. Their failures are in the job's status.
+    """
+    message = refused.message.lower()
+    waits = job.status.placement is None and not job.finished and not job.spec.suspend
+    leaves = job.metadata.deletion_timestamp is not None
+    if not waits or leaves or not all(words in message for words in _COUNTS_ENDED):
+        return ()
+    return tuple(
+        delete_pod(job, pod, "a ResourceQuota counts it, and its job waits", configuration)
+        for pod in job_pods.pods
+        if pod.finished and pod.deletion_at is None and _is_kept(job, pod)
+        # A pod of a later attempt shows that this view of the job is old.
+        if pod.attempt <= job.status.attempt
+    )
+
+
+def _is_kept(job: GPUJob, pod: PodView) -> bool:
+    """Returns whether a finished pod is still kept for its log."""
+    return pod.attempt > job.status.attempt - ATTEMPTS_KEPT
 
 
 def delete_pod(job: GPUJob, pod: PodView, reason: str, configuration: Configuration) -> DeletePod:

@@ -44,8 +44,8 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("exceeded quota", "count/pods"),
-        "count/pods counts ended pods as well, which are kept for their logs: delete finished jobs "
-        "(or set ttlSecondsAfterFinished), or have the ResourceQuota raised",
+        "count/pods counts ended pods as well, which finished jobs keep for their logs: delete "
+        "such jobs (or set ttlSecondsAfterFinished), or have the ResourceQuota raised",
     ),
     (
         ("exceeded quota",),
