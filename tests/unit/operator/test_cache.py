@@ -12,6 +12,7 @@ from gpujob_operator.decide.model.snapshot import PodPhase, Snapshot
 from gpujob_operator.observe.cache import PRUNE_SECONDS, Cache, Kind
 from gpujob_operator.observe.dirty import Dirty
 from gpujob_operator.observe.gone_pods import GONE_SECONDS, REMOVAL_AWAITED_SECONDS
+from gpujob_operator.read.snapshot import Objects, snapshot_of
 from gpujob_operator.telemetry.metrics import Metrics
 from tests.harness.builders import (
     make_gpu,
@@ -149,6 +150,28 @@ def test_free_is_what_bound_live_pods_leave(cache: Cache) -> None:
     assert _snapshot(cache).nodes[0].cpu_milli_free == 7000
     cache.apply(Kind.POD, "DELETED", pod_manifest(JOB, version=6))
     assert _snapshot(cache).nodes[0].cpu_milli_free == 8000
+
+
+def test_a_placeholder_takes_no_room(cache: Cache) -> None:
+    """kube-scheduler evicts pods of negative priority for a worker. It evicts no worker."""
+    cache.apply(Kind.NODE, "ADDED", node_manifest(cpu="8", pods="10"))
+    before = _snapshot(cache).nodes[0]
+    manifests = [
+        pod_manifest(JOB, cpu="1"),
+        pod_manifest(name="placeholder", cpu="6", version=2),
+        pod_manifest(name="other", cpu="2", version=3),
+    ]
+    for manifest, priority in zip(manifests, (-1, -10, 0), strict=True):
+        manifest["spec"]["priority"] = priority
+        cache.apply(Kind.POD, "ADDED", manifest)
+    after_all = _snapshot(cache).nodes[0]
+    assert (after_all.cpu_milli_free, after_all.pods_free) == (5000, 8)
+    objects = Objects(nodes=[node_manifest(cpu="8", pods="10")], pods=manifests)
+    assert snapshot_of(objects, Configuration()).nodes == (after_all,)
+    for number, manifest in enumerate(manifests):
+        manifest["metadata"]["resourceVersion"] = str(10 + number)
+        cache.apply(Kind.POD, "DELETED", manifest)
+    assert _snapshot(cache).nodes[0] == before
 
 
 def test_pods_seen_before_their_node_count(cache: Cache) -> None:

@@ -81,7 +81,7 @@ class NodeUse:
 
     def pod_changed(self, before: CachedPod | None, after: CachedPod | None) -> None:
         for pod, sign in ((before, -1), (after, 1)):
-            if pod is None or pod.node is None or pod.finished:
+            if pod is None or pod.node is None or not pod.takes_room:
                 continue
             use = self._use.setdefault(pod.node, _Use())
             use.pods += sign

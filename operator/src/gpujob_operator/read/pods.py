@@ -64,6 +64,14 @@ class CachedPod:
     view: PodView | None
     # Set if the pod is a service's gate.
     gate: GatePod | None = None
+    # A pod of negative priority, such as a placeholder for an autoscaler. kube-scheduler evicts it for
+    # a worker, whose priority is 0 unless its template names a class.
+    gives_way: bool = False
+
+    @property
+    def takes_room(self) -> bool:
+        """Whether its node has less room for workers."""
+        return self.node is not None and not self.finished and not self.gives_way
 
 
 def cached_pod(manifest: Mapping[str, Any]) -> CachedPod:
@@ -72,13 +80,15 @@ def cached_pod(manifest: Mapping[str, Any]) -> CachedPod:
     Parts of a wrong type count as absent. Raises `FieldError` for a pod without a UID or a name.
     """
     metadata, spec = readable_metadata(manifest), mapping(manifest.get("spec"))
+    view, gate = _worker_or_none(manifest), _gate_or_none(manifest, metadata)
     return CachedPod(
         uid=metadata["uid"],
         node=text(spec.get("nodeName")) or None,
         finished=_finished(manifest),
         requests=requests_while_resized(spec, mapping(manifest.get("status"))),
-        view=_worker_or_none(manifest),
-        gate=_gate_or_none(manifest, metadata),
+        view=view,
+        gate=gate,
+        gives_way=view is None and gate is None and _has_negative_priority(spec),
     )
 
 
@@ -96,6 +106,7 @@ def opaque_pod(manifest: Mapping[str, Any], before: CachedPod | None) -> CachedP
         requests=WHOLE_NODE if before is None else before.requests,
         view=None if before is None else before.view,
         gate=None if before is None else before.gate,
+        gives_way=before is not None and before.gives_way,
     )
 
 
@@ -123,6 +134,11 @@ def _gate_or_none(manifest: Mapping[str, Any], metadata: Mapping[str, Any]) -> G
         reason=reason[:_TEXT_CHARACTERS_MAX],
         message=message[:_TEXT_CHARACTERS_MAX],
     )
+
+
+def _has_negative_priority(spec: Mapping[str, Any]) -> bool:
+    priority = spec.get("priority")
+    return isinstance(priority, int) and priority < 0
 
 
 def _finished(manifest: Mapping[str, Any]) -> bool:

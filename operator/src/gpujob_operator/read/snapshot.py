@@ -72,14 +72,14 @@ def _readable(
 def _node_views(
     manifests: Iterable[Manifest], pods: Iterable[CachedPod], used: Container[str]
 ) -> tuple[NodeView, ...]:
-    """Returns the nodes minus the unfinished pods bound to them and their requests.
+    """Returns the nodes minus the pods that take room on them, and their requests.
 
     `used` are the names of nodes with attempts.
     """
-    count = Counter(pod.node for pod in pods if pod.node is not None and not pod.finished)
+    count = Counter(pod.node for pod in pods if pod.node is not None and pod.takes_room)
     cpu_milli, memory_bytes = defaultdict[str, int](int), defaultdict[str, int](int)
     for pod in pods:
-        if pod.node is not None and not pod.finished:
+        if pod.node is not None and pod.takes_room:
             cpu_milli[pod.node] += pod.requests.cpu_milli
             memory_bytes[pod.node] += pod.requests.memory_bytes
     nodes = (node for node in _readable(manifests, cached_node) if counts(node, used))
