@@ -64,8 +64,8 @@ class CachedPod:
     view: PodView | None
     # Set if the pod is a service's gate.
     gate: GatePod | None = None
-    # A pod of negative priority, such as a placeholder for an autoscaler. kube-scheduler evicts it for
-    # a worker, whose priority is 0 unless its template names a class.
+    # A pod of negative priority, such as a placeholder for an autoscaler. kube-scheduler evicts it
+    # for a worker, whose priority is 0 unless its template names a class.
     gives_way: bool = False
 
     @property

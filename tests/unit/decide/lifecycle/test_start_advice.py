@@ -151,3 +151,8 @@ def test_the_reason_counts_where_the_text_does_not_name_it() -> None:
 def test_other_words_stay_as_they_are() -> None:
     text = "0/2 nodes are available: 2 Insufficient cpu"
     assert with_advice(text) == text
+
+
+def test_the_name_of_a_job_is_no_kind() -> None:
+    text = 'pods "secret-llm-1-0" not found'
+    assert with_advice(text) == text

@@ -123,8 +123,8 @@ _ADVICE: tuple[tuple[tuple[str, ...], str], ...] = (
         "create the storage class, or create the claim again with one that exists (kubectl get "
         "storageclass)",
     ),
-    (("secret", "not found"), _SECRETS),
-    (("configmap", "not found"), _SECRETS),
+    (('secret "', "not found"), _SECRETS),
+    (('configmap "', "not found"), _SECRETS),
     (("couldn't find key",), _KEY),
     (("references non-existent", "key"), _KEY),
     (("image will run as root",), _USER),
