@@ -11,8 +11,8 @@ from typing import Any
 from gpujob_api.gate import GateReport
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobFailure, JobPhase, StopReason
 from gpujob_api.gpuservice import GPUService, GPUServiceSpec, GPUServiceStatus
-from gpujob_api.manifest import API_VERSION, GPUSERVICE, gpujob_from_manifest
-from gpujob_api.meta import Metadata, OwnerReference
+from gpujob_api.manifest import GPUSERVICE, gpujob_from_manifest
+from gpujob_api.meta import API_VERSION, Metadata, OwnerReference
 from gpujob_api.report import FailureClass
 from gpujob_api.serving import ServingReport
 from gpujob_operator.decide.model.configuration import Configuration
