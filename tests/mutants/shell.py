@@ -279,7 +279,7 @@ OBSERVES = (
     of_operator(
         "pods that ended still use their node",
         "observe/cache.py",
-        "if pod is None or pod.node is None or pod.finished:",
+        "if pod is None or pod.node is None or not pod.takes_room:",
         "if pod is None or pod.node is None:",
         "test_cache.py",
         "test_requests_and_nodes.py",
