@@ -39,23 +39,24 @@ from gpujob_operator.decide.queue.quota import QuotaState
 
 # Candidates are selected in this order:
 #
-# 1. Jobs that have ended (`ENDED`). They are no victims, but no job is stopped if the GPUs that
-#    they leave suffice.
+# 1. Jobs that have ended (`ENDED`), or that are being stopped already (`LEAVING`). They are no
+#    victims, but no job is stopped if what they leave suffices.
 # 2. Jobs of the same queue with a lower priority (`PREEMPTED`).
 # 3. If the pending job is entitled, jobs of other queues that borrow (`RECLAIMED`). Priorities do
 #    not count between queues, and no queue gives back more than it borrowed.
 # 4. If these do not make the job fit and it has waited for `consolidate_after_seconds`, jobs that
 #    have a durable checkpoint and fit elsewhere (`MIGRATED`). The migration has to pay off.
 #
-# Jobs that are being stopped already, or whose node does not respond, are never candidates. Jobs
-# that were preempted `preemptions_max` times give back what they borrow, but only if no other jobs
-# suffice, and not if the number is 0.
+# Jobs whose node does not respond are never candidates. Jobs that were preempted `preemptions_max`
+# times give back what they borrow, but only if no other jobs suffice, and not if the number is 0.
 
 # How many GPUs are read in a cycle to find victims. Each search reads every GPU, and at least
 # `SEARCHES_MIN` searches are made.
 SEARCHED_GPUS_MAX, SEARCHES_MIN = 32_000, 4
 # The reason of a job whose attempt is over. Its GPUs are free in the next cycle.
 ENDED = "Ended"
+# The reason of a job whose attempt is being stopped, since an earlier cycle.
+LEAVING = "Leaving"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class Preemptor:
         rarely = {
             uid: victim
             for uid, victim in victims.items()
-            if victim.reason == ENDED or is_preemptible(victim.job, self.configuration)
+            if victim.reason in (ENDED, LEAVING) or is_preemptible(victim.job, self.configuration)
         }
         return (rarely,) if len(rarely) == len(victims) else (rarely, victims)
 
@@ -244,9 +245,9 @@ class Preemptor:
         known = _class_of(requirements) in self._without_victims
         victims = self._victims(requirements) if not known else {}
         if victims:
-            # No job is stopped if the GPUs of attempts that ended by themselves suffice.
-            ended = {one.metadata.uid: Victim(one, ENDED, 0.0) for one in self.view.ended}
-            victims = {**victims, **ended}
+            leaving = [Victim(one, LEAVING, 0.0) for one in self._awaited()]
+            leaving += [Victim(one, ENDED, 0.0) for one in self.view.ended]
+            victims = {**victims, **{one.job.metadata.uid: one for one in leaving}}
             self._searches += 1
             for some in self._by_preference(victims):
                 targets = self._selected(requirements, some)
@@ -378,7 +379,11 @@ class Preemptor:
 
         Returns the departures that the job waits for.
         """
-        chosen = [victim for victim in victims if victim.reason != ENDED]
+        victims = list(victims)
+        chosen = [victim for victim in victims if victim.reason not in (ENDED, LEAVING)]
+        leaving = [victim.job for victim in victims if victim.reason == LEAVING]
+        if not chosen and leaving:
+            return self.awaiting(requirements.job, leaving)
         if not chosen:
             return Departures("waiting for what jobs had that have just ended", LATE_SECONDS)
         self.beneficiaries.add(requirements.job.metadata.uid)
@@ -442,13 +447,17 @@ class Preemptor:
 
         The reason for the stop does not matter. Attempts that are not expected to end are left out.
         """
+        stopped = (self.view.running[uid] for uid in self.stops)
+        ending = (*self._awaited(), *stopped, *self.view.ended)
+        return [job for job in ending if self.queues.root(self.queues.queue_of(job)) == root]
+
+    def _awaited(self) -> list[GPUJob]:
+        """Returns jobs that are being stopped since an earlier cycle and are expected to end."""
         if self._stopping is None:
             self._stopping = [
                 job for job in self.view.running.values() if is_awaited(job, self.now)
             ]
-        stopped = (self.view.running[uid] for uid in self.stops)
-        ending = (*self._stopping, *stopped, *self.view.ended)
-        return [job for job in ending if self.queues.root(self.queues.queue_of(job)) == root]
+        return self._stopping
 
     def _why(self, victim: Victim, job: GPUJob) -> str:
         if victim.reason == PREEMPTED:

@@ -42,7 +42,8 @@ from gpujob_operator.decide.placement.requirements import (
 #    costs at most half of what it gains (consolidation).
 #
 # Jobs of a fourth kind are passed in as victims but are never stopped. Their attempts have ended by
-# themselves, and their GPUs are free in the next cycle. They cost nothing and are chosen first.
+# themselves, and their GPUs are free in the next cycle, or are being stopped already. They cost
+# nothing and are chosen first.
 
 # Maximum number of victims for one job.
 VICTIMS_MAX = 64
@@ -59,7 +60,11 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionTargets:
-    """The victims. `nominated` has the GPUs on which the pending job will fit."""
+    """The victims. `nominated` has the GPUs that are kept for the pending job.
+
+    It will fit on them. All GPUs of a node are kept if it needs CPU, memory or pods of victims
+    there.
+    """
 
     victims: tuple[Victim, ...]
     nominated: frozenset[Place]
@@ -217,11 +222,16 @@ class _Host:
 
     @classmethod
     def of(
-        cls, node: NodeCapacity, requirements: JobRequirements, held: Mapping[str, _Resources]
+        cls,
+        node: NodeCapacity,
+        requirements: JobRequirements,
+        held: Mapping[str, _Resources],
+        *,
+        workers: int = 0,
     ) -> "_Host":
         free = _Resources(node.cpu_milli_free, node.memory_bytes_free, node.pods_free)
         worker = _Resources(requirements.cpu_milli, requirements.memory_bytes, 1)
-        return cls(node.node.name, free, worker, held)
+        return cls(node.node.name, free, worker, held, workers)
 
     def has_room(self, gone: Iterable[str]) -> bool:
         """Returns whether one more worker fits without these jobs."""
@@ -232,6 +242,27 @@ class _Host:
                 has + more for has, more in zip(left, self.held.get(uid, _NOTHING), strict=True)
             ]
         return min(left) >= 0
+
+    def with_room(
+        self, who: frozenset[str], gone: Set[str], by_cost: Sequence[str]
+    ) -> frozenset[str] | None:
+        """Returns these jobs and the cheapest others without which one more worker fits.
+
+        `gone` are gone in any case. Returns None if it does not fit without all of them.
+        """
+        added = list[str]()
+        for uid in by_cost:
+            if self.has_room({*who, *gone, *added}):
+                break
+            if uid not in who and uid not in gone:
+                added.append(uid)
+        if not self.has_room({*who, *gone, *added}):
+            return None
+        for uid in reversed(added):
+            fewer = [one for one in added if one != uid]
+            if self.has_room({*who, *gone, *fewer}):
+                added = fewer
+        return who | set(added)
 
 
 def _worker_places(
@@ -251,25 +282,32 @@ def _worker_places(
     by_cost = sorted(host.held, key=lambda uid: (victims[uid].cost_gpu_seconds, uid))
     places: list[_FreedPlace] = []
     gone: frozenset[str] = frozenset()
+    least = 0.0
+
+    def cost_of(who: Set[str]) -> float:
+        """Returns what these jobs lose that do not go for the places before."""
+        return sum(victims[uid].cost_gpu_seconds for uid in who - gone)
+
     while waiting:
-        # A free GPU may need the CPU of a job whose own GPU comes later.
-        order = enumerate(waiting)
-        at = next((n for n, (_, who) in order if host.has_room(who | gone)), None)
-        group, who = waiting.pop(at or 0)
-        if at is None:
-            for uid in by_cost:
-                if host.has_room(who | gone):
-                    break
-                who |= {uid}
-            if not host.has_room(who | gone):
-                break
+        at, (group, own) = 0, waiting[0]
+        who = host.with_room(own, gone, by_cost)
+        if who is None:
+            break
+        if who != own:
+            # The jobs of other GPUs may give enough CPU for less.
+            rest = ((n, one) for n, (_, one) in enumerate(waiting) if host.has_room(one | gone))
+            other = next(rest, None)
+            if other is not None and cost_of(other[1]) <= cost_of(who):
+                at, who = other
+                group = waiting[at][0]
+        del waiting[at]
+        # A place that needs what the jobs leave that go for those before comes after them.
+        least = max(least, cost_of(who))
         if not host.has_room(who):
-            # It needs what the jobs leave that go for the places before.
             who |= gone
         gone |= who
         host.workers += 1
-        cost = sum(victims[uid].cost_gpu_seconds for uid in who)
-        places.append(_FreedPlace(host.node, tuple(uuid for uuid, _ in group), who, cost))
+        places.append(_FreedPlace(host.node, tuple(uuid for uuid, _ in group), who, least))
     return places
 
 
@@ -315,7 +353,8 @@ def _verified(
     gone = {uid for place in chosen for uid in place.victims}
     if not gone or len(gone) > VICTIMS_MAX:
         return None
-    names = sorted({place.node for place in chosen})
+    workers = Counter(place.node for place in chosen)
+    names = sorted(workers)
     nodes = {name: _only(assumed.capacity.nodes[name], gpus) for name in names}
     part = replace(assumed.capacity, nodes=nodes)
     if not _fits(requirements, part, gone, victims, assumed, configuration):
@@ -326,6 +365,12 @@ def _verified(
             requirements, part, gone - {uid}, victims, assumed, configuration
         ):
             gone.discard(uid)
+    for name in names:
+        node = assumed.capacity.nodes[name]
+        host = _Host.of(node, requirements, {}, workers=workers[name] - 1)
+        if not host.has_room(()):
+            # A new tenant of another GPU would take the CPU that victims leave one after the other.
+            gpus |= {(name, gpu.uuid) for gpu in node.gpus}
     return PreemptionTargets(tuple(victims[uid] for uid in sorted(gone)), frozenset(gpus))
 
 
