@@ -18,6 +18,7 @@ from gpujob_operator.decide.cache.jobs import JobEntry, ProfileKey
 from gpujob_operator.decide.cache.quiescence import is_steady, quiet_until, still_holds
 from gpujob_operator.decide.cache.scheduler_cache import SchedulerCache
 from gpujob_operator.decide.capacity.cluster import Capacity, with_reservation
+from gpujob_operator.decide.capacity.leaving import LeavingPods, leaving_pods
 from gpujob_operator.decide.capacity.sites import gpus_at, gpus_by_place, is_same_place, sites_of
 from gpujob_operator.decide.lifecycle import attempt
 from gpujob_operator.decide.lifecycle.inputs import JobInputs
@@ -435,6 +436,7 @@ class _Cycle:
             requirements_of=cache.requirements,
             find_running=lambda: self._running(steps),
             find_ended=lambda: self._ended(steps),
+            find_leaving=self._leaving,
             lowest_priorities=holders.lowest_priorities,
             preemption_in_flight=holders.preemption_in_flight,
         )
@@ -451,6 +453,13 @@ class _Cycle:
             if holds_gpus(job):
                 found[uid] = job
         return found
+
+    def _leaving(self) -> LeavingPods:
+        """Returns the pods of deleted jobs that end within their grace."""
+        entries = self.cache.entries.values()
+        deleted = (one for one in entries if one.job.metadata.deletion_timestamp is not None)
+        pods = [*self.cache.pods_of_gone(), *(pod for one in deleted for pod in one.job_pods.pods)]
+        return leaving_pods(pods, self.now, self.configuration.termination_grace_seconds_max)
 
     def _ended(self, steps: Mapping[str, NextStep]) -> list[GPUJob]:
         """Returns the jobs whose reservation this cycle's steps release."""

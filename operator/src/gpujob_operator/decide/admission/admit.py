@@ -413,6 +413,9 @@ class Admission:
             self._claim(requirements, jobs)
             return self.preemptor.awaiting(requirements.job, jobs)
         if not self._comes_by_itself(requirements.job, nomination):
+            deleted = self._capacity_after_deletions(requirements)
+            if deleted is not None:
+                return deleted
             targets = self.preemptor.targets_on_gpus(requirements, nomination.start_seconds)
             if targets is not None:
                 self._claim(requirements, [victim.job for victim in targets.victims])
@@ -423,6 +426,20 @@ class Admission:
         if self._is_starved(requirements.job):
             self._nominations.keep(nomination)
         return None
+
+    def _capacity_after_deletions(self, requirements: JobRequirements) -> Departures | None:
+        """Waits for the pods of deleted jobs, if the job fits then and others could be stopped for
+        it.
+        """
+        if not self.preemptor.may_preempt(requirements):
+            return None
+        gpus = self.preemptor.gpus_after_deletions(requirements)
+        if gpus is None:
+            return None
+        seconds = self.preemptor.view.leaving.seconds
+        self._claim(requirements, ())
+        self.assumed.nominate(gpus, seconds)
+        return Departures("waiting for pods of deleted jobs to end", seconds)
 
     def _comes_by_itself(self, job: GPUJob, nomination: Nomination) -> bool:
         """Returns whether the job can start soon without stopping others.

@@ -13,6 +13,7 @@ from gpujob_api.gpuprofile import GPUProfile, ProfileEntry
 from gpujob_api.quantities import MIB
 from gpujob_api.start_refusal import StartRefusal
 from gpujob_operator.decide.capacity.cluster import Capacity
+from gpujob_operator.decide.capacity.leaving import LeavingPods
 from gpujob_operator.decide.measurement.reservation import (
     breaks_gpus,
     is_settled,
@@ -284,10 +285,16 @@ class CycleView:
     # preempted.
     lowest_priorities: Mapping[str, int]
     preemption_in_flight: bool
+    # Pods of deleted jobs that end within their grace.
+    find_leaving: Callable[[], LeavingPods] = LeavingPods
 
     @cached_property
     def running(self) -> Mapping[str, GPUJob]:
         return self.find_running()
+
+    @cached_property
+    def leaving(self) -> LeavingPods:
+        return self.find_leaving()
 
     @cached_property
     def ended(self) -> Sequence[GPUJob]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, StopReason
+from gpujob_operator.decide.capacity.leaving import without_pods
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import LATE_SECONDS, awaited_until, is_awaited, stop_seconds
 from gpujob_operator.decide.model.held_gpus import Place
@@ -17,6 +18,7 @@ from gpujob_operator.decide.model.protection import durable_checkpoint
 from gpujob_operator.decide.model.services import are_replicas_of_one
 from gpujob_operator.decide.model.stop_reasons import MIGRATED, PREEMPTED, RECLAIMED
 from gpujob_operator.decide.model.waiting_time import waited_seconds
+from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import CycleView, JobRequirements
@@ -295,6 +297,22 @@ class Preemptor:
         ended = {job.metadata.uid: Victim(job, "", 0.0) for job in self.view.ended}
         targets = select_victims(requirements, self.assumed, ended, self.configuration)
         return targets.nominated if targets is not None else None
+
+    def gpus_after_deletions(self, requirements: JobRequirements) -> frozenset[Place] | None:
+        """Returns the GPUs on which the job fits after pods of deleted jobs have left theirs.
+
+        Returns None if it does not fit.
+        """
+        leaving = self.view.leaving
+        if not leaving.gpus or self.exhausted:
+            return None
+        self._searches += 1
+        trial = AssumedCapacity.of(without_pods(self.assumed.capacity, leaving), self.assumed.mix)
+        trial.nominate(self.assumed.nominated)
+        found = assign(requirements, trial, self.configuration)
+        if not isinstance(found, Assignment):
+            return None
+        return frozenset((place.node, gpu.uuid) for place in found.places for gpu in place.gpus)
 
     def _consolidation(
         self, requirements: JobRequirements, start_seconds: float
