@@ -180,9 +180,12 @@ def _places(
             and (freed := _freed(request, gpu, nominated, victims)) is not None
             for cost, who in (freed,)
         )
-        host = _Host.of(node, requirements, held.get(node.node.name, {}))
         found += _worker_places(
-            requirements, host, [(uuid, who) for _, _, uuid, who in gpus], victims
+            requirements,
+            node,
+            [(uuid, who) for _, _, uuid, who in gpus],
+            victims,
+            held.get(node.node.name, {}),
         )
     return found
 
@@ -194,6 +197,17 @@ class _Resources(NamedTuple):
     memory_bytes: int
     pods: int
 
+    def plus(self, other: "_Resources", times: int = 1) -> "_Resources":
+        return _Resources(
+            self.cpu_milli + times * other.cpu_milli,
+            self.memory_bytes + times * other.memory_bytes,
+            self.pods + times * other.pods,
+        )
+
+    def covers(self, other: "_Resources") -> bool:
+        # The node may have less than nothing free.
+        return min(self.plus(other, -1)) >= 0
+
 
 _NOTHING = _Resources(0, 0, 0)
 
@@ -204,9 +218,9 @@ def _held_by_node(victims: Mapping[str, Victim]) -> Mapping[str, Mapping[str, _R
     for uid, victim in victims.items():
         placement = victim.job.status.placement
         workers = placement.workers if placement is not None else ()
-        cpu_milli, memory_bytes = host_requests(victim.job)
+        worker = _Resources(*host_requests(victim.job), 1)
         for node, count in Counter(worker.node for worker in workers).items():
-            held[node][uid] = _Resources(count * cpu_milli, count * memory_bytes, count)
+            held[node][uid] = _NOTHING.plus(worker, count)
     return held
 
 
@@ -214,88 +228,96 @@ def _held_by_node(victims: Mapping[str, Victim]) -> Mapping[str, Mapping[str, _R
 class _Host:
     """A node on which workers are put one after the other, while jobs leave it."""
 
-    node: str
     free: _Resources
     worker: _Resources
     held: Mapping[str, _Resources]
     workers: int = 0
+    gone: frozenset[str] = frozenset()
+    # What the workers so far leave once these jobs are gone.
+    left: _Resources = _NOTHING
 
     @classmethod
     def of(
-        cls,
-        node: NodeCapacity,
-        requirements: JobRequirements,
-        held: Mapping[str, _Resources],
-        *,
-        workers: int = 0,
+        cls, node: NodeCapacity, requirements: JobRequirements, held: Mapping[str, _Resources]
     ) -> "_Host":
         free = _Resources(node.cpu_milli_free, node.memory_bytes_free, node.pods_free)
         worker = _Resources(requirements.cpu_milli, requirements.memory_bytes, 1)
-        return cls(node.node.name, free, worker, held, workers)
+        return cls(free, worker, held, left=free)
 
-    def has_room(self, gone: Iterable[str]) -> bool:
-        """Returns whether one more worker fits without these jobs."""
-        count = self.workers + 1
-        left = [has - count * needs for has, needs in zip(self.free, self.worker, strict=True)]
-        for uid in gone:
-            left = [
-                has + more for has, more in zip(left, self.held.get(uid, _NOTHING), strict=True)
-            ]
-        return min(left) >= 0
+    def has_room(self, who: Set[str]) -> bool:
+        """Returns whether one more worker fits once these jobs are gone too."""
+        return self._without(self.left, who - self.gone).covers(self.worker)
 
-    def with_room(
-        self, who: frozenset[str], gone: Set[str], by_cost: Sequence[str]
-    ) -> frozenset[str] | None:
+    def has_room_for_all(self, who: Set[str]) -> bool:
+        """Returns whether one more worker fits if only these jobs are gone."""
+        free = self.free.plus(self.worker, -self.workers)
+        return self._without(free, who).covers(self.worker)
+
+    def with_room(self, who: frozenset[str], by_cost: Sequence[str]) -> frozenset[str] | None:
         """Returns these jobs and the cheapest others without which one more worker fits.
 
-        `gone` are gone in any case. Returns None if it does not fit without all of them.
+        Returns None if it does not fit without all of them.
         """
-        added = list[str]()
+        left, added = self._without(self.left, who - self.gone), list[str]()
         for uid in by_cost:
-            if self.has_room({*who, *gone, *added}):
+            if left.covers(self.worker):
                 break
-            if uid not in who and uid not in gone:
+            if uid not in who and uid not in self.gone:
+                left = left.plus(self.held[uid])
                 added.append(uid)
-        if not self.has_room({*who, *gone, *added}):
+        if not left.covers(self.worker):
             return None
-        for uid in reversed(added):
-            fewer = [one for one in added if one != uid]
-            if self.has_room({*who, *gone, *fewer}):
-                added = fewer
-        return who | set(added)
+        for uid in reversed(tuple(added)):
+            fewer = left.plus(self.held[uid], -1)
+            if fewer.covers(self.worker):
+                left = fewer
+                added.remove(uid)
+        return who.union(added)
+
+    def put(self, who: frozenset[str]) -> None:
+        """Puts one more worker there, for which these jobs go."""
+        self.left = self._without(self.left, who - self.gone).plus(self.worker, -1)
+        self.gone |= who
+        self.workers += 1
+
+    def _without(self, left: _Resources, who: Set[str]) -> _Resources:
+        for uid in who:
+            left = left.plus(self.held.get(uid, _NOTHING))
+        return left
 
 
 def _worker_places(
     requirements: JobRequirements,
-    host: _Host,
+    node: NodeCapacity,
     gpus: Sequence[tuple[str, tuple[str, ...]]],
     victims: Mapping[str, Victim],
+    held: Mapping[str, _Resources],
 ) -> list[_FreedPlace]:
     """Returns groups of GPUs for the workers that fit into the node's CPU, memory and pods.
 
-    `gpus` are those of the node with the jobs that must leave each, cheapest first. A worker may
-    also need the CPU of jobs on other GPUs of the node.
+    `gpus` are those of the node with the jobs that must leave each, cheapest first, and `held` is
+    what each job holds of the node. A worker may also need the CPU of jobs on other GPUs of it.
     """
     count = requirements.job.spec.gpus_per_worker
     groups = [gpus[first : first + count] for first in range(0, len(gpus) - count + 1, count)]
     waiting = [(group, frozenset(uid for _, who in group for uid in who)) for group in groups]
-    by_cost = sorted(host.held, key=lambda uid: (victims[uid].cost_gpu_seconds, uid))
+    by_cost = sorted(held, key=lambda uid: (victims[uid].cost_gpu_seconds, uid))
+    host = _Host.of(node, requirements, held)
     places: list[_FreedPlace] = []
-    gone: frozenset[str] = frozenset()
     least = 0.0
 
     def cost_of(who: Set[str]) -> float:
         """Returns what these jobs lose that do not go for the places before."""
-        return sum(victims[uid].cost_gpu_seconds for uid in who - gone)
+        return sum(victims[uid].cost_gpu_seconds for uid in who - host.gone)
 
-    while waiting:
+    while waiting and len(places) < requirements.job.spec.workers:
         at, (group, own) = 0, waiting[0]
-        who = host.with_room(own, gone, by_cost)
+        who = host.with_room(own, by_cost)
         if who is None:
             break
         if who != own:
             # The jobs of other GPUs may give enough CPU for less.
-            rest = ((n, one) for n, (_, one) in enumerate(waiting) if host.has_room(one | gone))
+            rest = ((n, one) for n, (_, one) in enumerate(waiting) if host.has_room(one))
             other = next(rest, None)
             if other is not None and cost_of(other[1]) <= cost_of(who):
                 at, who = other
@@ -303,11 +325,11 @@ def _worker_places(
         del waiting[at]
         # A place that needs what the jobs leave that go for those before comes after them.
         least = max(least, cost_of(who))
-        if not host.has_room(who):
-            who |= gone
-        gone |= who
-        host.workers += 1
-        places.append(_FreedPlace(host.node, tuple(uuid for uuid, _ in group), who, least))
+        if not host.has_room_for_all(who):
+            who |= host.gone
+        host.put(who)
+        uuids = tuple(uuid for uuid, _ in group)
+        places.append(_FreedPlace(node.node.name, uuids, who, least))
     return places
 
 
@@ -365,10 +387,10 @@ def _verified(
             requirements, part, gone - {uid}, victims, assumed, configuration
         ):
             gone.discard(uid)
-    for name in names:
+    for name, count in workers.items():
         node = assumed.capacity.nodes[name]
-        host = _Host.of(node, requirements, {}, workers=workers[name] - 1)
-        if not host.has_room(()):
+        host = _Host.of(node, requirements, {})
+        if not host.free.covers(_NOTHING.plus(host.worker, count)):
             # A new tenant of another GPU would take the CPU that victims leave one after the other.
             gpus |= {(name, gpu.uuid) for gpu in node.gpus}
     return PreemptionTargets(tuple(victims[uid] for uid in sorted(gone)), frozenset(gpus))
