@@ -9,13 +9,16 @@ from hypothesis import strategies as st
 
 from gpujob_api.gpujob import GPUJob, GPUJobStatus, JobPhase, SharingMode
 from gpujob_api.gpuqueue import GPUQueue, Quota
+from gpujob_api.meta import Condition, ConditionStatus
 from gpujob_api.quantities import FleetMemory
+from gpujob_operator.decide.model.conditions import ACCEPTED
 from gpujob_operator.decide.model.held_gpus import holds_gpus
 from gpujob_operator.decide.model.plan import WriteStatus
 from gpujob_operator.decide.model.snapshot import Snapshot
 from gpujob_operator.decide.model.stop_reasons import RECLAIMED
 from gpujob_operator.decide.planner import plan
 from gpujob_operator.decide.queue.quota import QuotaState
+from gpujob_operator.decide.queue.tree import QueueTree
 from tests.harness.builders import (
     after,
     make_gpu,
@@ -80,7 +83,25 @@ def snapshot_of(queues: tuple[GPUQueue, ...], *jobs: GPUJob) -> Snapshot:
     gpus = [make_gpu(f"GPU-{n}", index=n) for n in range(GPUS)]
     pods = [pod for job in jobs if holds_gpus(job) for pod in make_pods(job)]
     node = make_gpu_node("n0", *gpus, at=500)
-    return make_snapshot(*jobs, pods=pods, gpu_nodes=[node], queues=queues)
+    return make_snapshot(*jobs, pods=pods, gpu_nodes=[node], queues=_reported(queues))
+
+
+def _reported(queues: tuple[GPUQueue, ...]) -> tuple[GPUQueue, ...]:
+    """The queues with conditions that report a missing parent since long ago.
+
+    One that is missing since a moment may be replaced, and its jobs are not stopped for that.
+    """
+    problems = QueueTree({queue.metadata.name: queue for queue in queues}).problems
+    found: list[GPUQueue] = []
+    for queue in queues:
+        problem = problems.get(queue.metadata.name)
+        if problem is not None:
+            condition = Condition(
+                ACCEPTED, ConditionStatus.FALSE, problem.reason, problem.message, after(0)
+            )
+            queue = replace(queue, status=replace(queue.status, conditions=(condition,)))
+        found.append(queue)
+    return tuple(found)
 
 
 def statuses_of(snapshot: Snapshot) -> dict[str, GPUJobStatus]:
