@@ -21,21 +21,28 @@ def gang(**fields: Any) -> GPUJob:
     return whole("gang", "4", workers=3, **fields)
 
 
-def test_a_stream_of_small_jobs_leaves_the_cpu_to_the_one_that_waits() -> None:
-    """I11: one of four small jobs of unknown length ends every half hour, and another one comes."""
-    small = [whole(f"small{n}", "3") for n in range(GPUS)]
-    world = one_node(*small)
-    world.submit(whole("large", "8", created=1))
-    for number in range(GPUS, GPUS + 24):
+def starts_beside_a_stream(world: Hosts, name: str) -> bool:
+    """Whether it starts within 4 hours while every half hour the oldest of the small jobs, whose
+    length is unknown, ends and another one comes.
+    """
+    number = len(world.running())
+    while world.seconds < 4 * HOUR_SECONDS:
         world.submit(whole(f"small{number}", "3", created=world.seconds + 2))
+        number += 1
         world.tick(HOUR_SECONDS / 2)
-        for name in sorted(world.running() - {"large"})[:1]:
-            world.end(name)
+        for oldest in sorted(world.running() - {name}, key=lambda one: int(one[5:]))[:1]:
+            world.end(oldest)
         world.tick()
-        if world.phase("large") is JobPhase.RUNNING:
-            break
-    assert world.phase("large") is JobPhase.RUNNING
-    assert world.seconds < 4 * HOUR_SECONDS
+        if world.phase(name) is JobPhase.RUNNING:
+            return True
+    return False
+
+
+def test_a_stream_of_small_jobs_leaves_the_cpu_to_the_one_that_waits() -> None:
+    """I11"""
+    world = one_node(*(whole(f"small{n}", "3") for n in range(GPUS)))
+    world.submit(whole("large", "8", created=1))
+    assert starts_beside_a_stream(world, "large")
 
 
 def test_a_stream_of_small_jobs_leaves_the_cpu_to_a_gang_of_which_a_part_fits() -> None:
@@ -43,16 +50,7 @@ def test_a_stream_of_small_jobs_leaves_the_cpu_to_a_gang_of_which_a_part_fits() 
     world = one_node(whole("small0", "3"), whole("small1", "3"), gpus=5)
     world.submit(gang(created=2))
     world.tick(120)
-    for number in range(2, 20):
-        world.submit(whole(f"small{number}", "3", created=world.seconds + 2))
-        world.tick(HOUR_SECONDS / 2)
-        for name in sorted(world.running() - {"gang"}, key=lambda one: int(one[5:]))[:1]:
-            world.end(name)
-        world.tick()
-        if world.phase("gang") is JobPhase.RUNNING:
-            break
-    assert world.phase("gang") is JobPhase.RUNNING
-    assert world.seconds < 3 * HOUR_SECONDS
+    assert starts_beside_a_stream(world, "gang")
 
 
 def test_a_gang_of_which_a_part_fits_starts_once_the_others_have_left() -> None:

@@ -436,7 +436,7 @@ class Admission:
         gpus = self.preemptor.gpus_after_deletions(requirements)
         if gpus is None:
             return None
-        seconds = self.preemptor.view.leaving.seconds
+        seconds = max(gpus.values())
         self._claim(requirements, ())
         self.assumed.nominate(gpus, seconds)
         return Departures("waiting for pods of deleted jobs to end", seconds)

@@ -82,7 +82,7 @@ class PodView:
     preempts: bool = False
     # Its volumes and network are ready. True if the kubelet does not report it.
     sandbox_ready: bool = True
-    # Its containers wait for nothing else than their images, as far as the kubelet tells.
+    # As far as the kubelet reports, its containers wait for nothing but their images.
     pulls_images: bool = False
     # When one of its containers last started or ended, init containers included.
     last_change_at: datetime | None = None

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gpujob_api.gpujob import GPUJob, StopReason
-from gpujob_operator.decide.capacity.leaving import without_pods
 from gpujob_operator.decide.model.configuration import Configuration
 from gpujob_operator.decide.model.grace import LATE_SECONDS, awaited_until, is_awaited, stop_seconds
 from gpujob_operator.decide.model.held_gpus import Place
@@ -22,6 +21,7 @@ from gpujob_operator.decide.placement.assign import Assignment, assign
 from gpujob_operator.decide.placement.assumed import AssumedCapacity
 from gpujob_operator.decide.placement.gpu_filter import least_reservation_bytes
 from gpujob_operator.decide.placement.requirements import CycleView, JobRequirements
+from gpujob_operator.decide.preemption.after_deletions import after_deletions
 from gpujob_operator.decide.preemption.cost import interruption_gpu_seconds
 from gpujob_operator.decide.preemption.replaced_queues import may_be_replaced
 from gpujob_operator.decide.preemption.use import barred_seconds
@@ -298,21 +298,24 @@ class Preemptor:
         targets = select_victims(requirements, self.assumed, ended, self.configuration)
         return targets.nominated if targets is not None else None
 
-    def gpus_after_deletions(self, requirements: JobRequirements) -> frozenset[Place] | None:
-        """Returns the GPUs on which the job fits after pods of deleted jobs have left theirs.
+    def gpus_after_deletions(self, requirements: JobRequirements) -> Mapping[Place, float] | None:
+        """Returns the GPUs on which the job fits after pods of deleted jobs have left theirs, with
+        the seconds until then.
 
         Returns None if it does not fit.
         """
         leaving = self.view.leaving
-        if not leaving.gpus or self.exhausted:
+        if not leaving.seconds or self.exhausted:
             return None
         self._searches += 1
-        trial = AssumedCapacity.of(without_pods(self.assumed.capacity, leaving), self.assumed.mix)
+        capacity = after_deletions(self.assumed.capacity, leaving)
+        trial = AssumedCapacity.of(capacity, self.assumed.mix)
         trial.nominate(self.assumed.nominated)
         found = assign(requirements, trial, self.configuration)
         if not isinstance(found, Assignment):
             return None
-        return frozenset((place.node, gpu.uuid) for place in found.places for gpu in place.gpus)
+        gpus = [(place.node, gpu.uuid) for place in found.places for gpu in place.gpus]
+        return {gpu: leaving.seconds.get(gpu, 0.0) for gpu in gpus}
 
     def _consolidation(
         self, requirements: JobRequirements, start_seconds: float
